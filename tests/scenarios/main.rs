@@ -1,0 +1,2 @@
+//! Scenarios.
+fn main() {}
