@@ -1,1 +1,14 @@
-//! Placeholder.
+//! The daemon, its disks and its command line: the only crate that knows what a disk is.
+//!
+//! Reading order: `ids` and `error` (the words), `geometry`, `document` (how small objects are
+//! written), `extent_map`, `blob`, `map`, `blob_table` (the formats), `head` and `registry` (the
+//! mutable objects and how they are swapped), `lease`, `disk` (write, read, flush), `drain` (the one
+//! order in which data leaves the log), `daemon`, `control` and `cli`.
+
+#![forbid(unsafe_code)]
+
+pub mod clock;
+pub mod document;
+pub mod error;
+pub mod geometry;
+pub mod ids;
