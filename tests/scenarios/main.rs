@@ -1,2 +1,5 @@
-//! Scenarios.
-fn main() {}
+//! Scenarios: one file per promise, in one test binary, since two cores link slowly.
+
+#![forbid(unsafe_code)]
+
+mod tidy;
