@@ -1,0 +1,1 @@
+//! The suite that every driver must pass: what [`ObjectStore`] promises, as checks.
