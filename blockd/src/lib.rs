@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod config;
+pub mod control;
 pub mod document;
 pub mod error;
 pub mod geometry;

@@ -16,7 +16,7 @@ use super::view::{
 use crate::ids::{DiskId, DiskName, SnapshotName, Target};
 
 /// A request: where it goes and what answers it.
-pub trait Request: Serialize + DeserializeOwned + Send + 'static {
+pub trait Request: Serialize + DeserializeOwned + Send + Sync + 'static {
     /// The last part of its path, which is also the command's name.
     const COMMAND: &'static str;
     /// What answers it.

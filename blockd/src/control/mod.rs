@@ -13,7 +13,13 @@
 //!   of times, then one `{"reply": …}` or `{"error": …}`.
 
 pub mod api;
+pub mod client;
+pub mod server;
 pub mod view;
+pub mod wire;
+
+#[cfg(test)]
+mod tests;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
