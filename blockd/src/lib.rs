@@ -7,10 +7,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod blob;
 pub mod clock;
+mod codec;
 pub mod config;
 pub mod control;
 pub mod document;
 pub mod error;
+pub mod extent_map;
 pub mod geometry;
 pub mod ids;
+pub mod map;

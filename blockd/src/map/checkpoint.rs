@@ -1,0 +1,325 @@
+//! The next tree from the last one and an overlay of newer extents.
+//!
+//! Only leaves that the overlay touches are read and written again, and the path above them, one leaf
+//! at a time, so that memory is bounded by a few pages per level. Leaves go first and the pages above
+//! them follow together, the root last. A zero extent over whole subtrees takes them out of the page
+//! above without reading them: what they held is for the caller to account for later, from the
+//! [`Subtree`] that is reported.
+//!
+//! Nothing stored is changed: until the new root is committed, the old one stands.
+
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, FutureExt, try_join_all};
+
+use super::page::{Body, Inner, Leaf, Page, Position};
+use super::{MapObjectWriter, PageRef, Pages, Root, Subtree, blocks_below, height_for};
+use crate::blob::Location;
+use crate::error::Result;
+use crate::extent_map::{Advance, ExtentMap};
+use crate::geometry::BlockRange;
+
+/// Pages of one parent that are fetched at once.
+const LOADS_AHEAD: usize = 16;
+
+/// What a checkpoint changes, for the accounts of live bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Data that the tree now maps.
+    Mapped {
+        /// Which blocks.
+        range: BlockRange,
+        /// Where their data lies.
+        location: Location,
+    },
+    /// Data that the tree no longer maps. Data mapped again to where it was is reported as both.
+    Unmapped {
+        /// Which blocks.
+        range: BlockRange,
+        /// Where their data lies.
+        location: Location,
+    },
+    /// A page that is no longer part of the tree; what was below it is reported on its own.
+    PageDropped(PageRef),
+    /// A page that is no longer part of the tree, with all that is below it: [`super::Walk`] tells.
+    SubtreeDropped(Subtree),
+}
+
+/// Writes the tree that maps what `root` maps, overlaid by `overlay`: its data is mapped, its zeros
+/// are unmapped. Tells `report` every change.
+///
+/// # Errors
+/// When a page cannot be had or stored. What was already written is then garbage.
+pub async fn apply(
+    root: &Root,
+    overlay: &ExtentMap<Location>,
+    pages: &Pages,
+    writer: &mut MapObjectWriter<'_>,
+    report: &mut (dyn FnMut(Change) + Send),
+) -> Result<Root> {
+    let data = overlay.iter().rev().find(|(_, location)| **location != Location::Zero);
+    let height = data.map_or(0, |(range, _)| height_for(range.end)).max(root.height);
+    let Some(level) = height.checked_sub(1) else { return Ok(Root::EMPTY) };
+    let mut checkpoint = Checkpoint { overlay, pages, writer, report };
+    let top = Position { level, index: 0 };
+    match checkpoint.node(top, root.subtree()).await? {
+        Node::Absent => Ok(Root::EMPTY),
+        Node::Stored(page) => Ok(Root { height, page: Some(page) }),
+        Node::Pending(top) => checkpoint.root(top).await,
+    }
+}
+
+struct Checkpoint<'a, 'w> {
+    overlay: &'a ExtentMap<Location>,
+    pages: &'a Pages,
+    writer: &'a mut MapObjectWriter<'w>,
+    report: &'a mut (dyn FnMut(Change) + Send),
+}
+
+/// What has become of a place in the tree.
+enum Node {
+    Absent,
+    Stored(PageRef),
+    /// An inner page that is still to be written, after all its leaves.
+    Pending(Pending),
+}
+
+struct Pending {
+    position: Position,
+    children: Vec<(u64, PageRef)>,
+    /// The page it takes the place of.
+    replaces: Option<PageRef>,
+}
+
+impl Checkpoint<'_, '_> {
+    /// The page at `position`, which is to change, where the old tree has `old`: the page of this
+    /// position, or, above the old root, that root.
+    async fn node(&mut self, position: Position, old: Option<Subtree>) -> Result<Node> {
+        let range = position.range();
+        if self.overlay.range(range).next() == Some((range, Location::Zero)) {
+            if let Some(old) = old {
+                (self.report)(Change::SubtreeDropped(old));
+            }
+            return Ok(Node::Absent);
+        }
+        match position.level {
+            0 => {
+                let page = load(self.pages, old).await?;
+                self.leaf(position, old, page.as_deref()).await
+            }
+            _ => self.inner(position, old).await,
+        }
+    }
+
+    async fn leaf(
+        &mut self,
+        position: Position,
+        old: Option<Subtree>,
+        page: Option<&Page>,
+    ) -> Result<Node> {
+        let range = position.range();
+        let before = match page.map(|page| &page.body) {
+            Some(Body::Leaf(leaf)) => leaf.range(range.start, range).collect(),
+            _ => Vec::new(),
+        };
+        let after = merge(before, self.overlay.range(range), self.report);
+        if !after.is_empty() {
+            let body = Body::Leaf(Leaf::new(range.start, &after));
+            if let (Some(old), Some(page)) = (old, page)
+                && page.body == body
+            {
+                return Ok(Node::Stored(old.page));
+            }
+            let stored = self.write(position, body).await?;
+            self.drop_page(old.map(|old| old.page));
+            return Ok(Node::Stored(stored));
+        }
+        self.drop_page(old.map(|old| old.page));
+        Ok(Node::Absent)
+    }
+
+    fn inner(&mut self, position: Position, old: Option<Subtree>) -> BoxFuture<'_, Result<Node>> {
+        async move {
+            // Above the old root there is no old page, and that root is the first child.
+            let replaces = old.filter(|old| old.level == position.level);
+            let before = match load(self.pages, replaces).await?.as_deref() {
+                Some(Page { body: Body::Inner(inner), .. }) => inner.children().collect(),
+                _ => Vec::new(),
+            };
+            let subtree = |(slot, page): &(u64, PageRef)| {
+                let child = position.child(*slot);
+                Subtree { page: *page, level: child.level, first: child.range().start }
+            };
+            let mut olds: Vec<_> = before.iter().map(|child| (child.0, subtree(child))).collect();
+            if replaces.is_none() {
+                olds.extend(old.map(|old| (0, old)));
+            }
+            let children = self.children(position, &olds).await?;
+            let replaces = replaces.map(|old| old.page);
+            match replaces {
+                Some(page) if children == before => Ok(Node::Stored(page)),
+                _ if children.is_empty() => {
+                    self.drop_page(replaces);
+                    Ok(Node::Absent)
+                }
+                _ => Ok(Node::Pending(Pending { position, children, replaces })),
+            }
+        }
+        .boxed()
+    }
+
+    /// The new children of the page at `position`, all of them written.
+    async fn children(
+        &mut self,
+        position: Position,
+        olds: &[(u64, Subtree)],
+    ) -> Result<Vec<(u64, PageRef)>> {
+        let mut touched = self.touched(position);
+        // An old root that is to lie deeper than just below this page needs pages between.
+        let lifted = olds.first().is_some_and(|(_, old)| old.level + 1 < position.level);
+        if lifted && touched.first() != Some(&0) {
+            touched.insert(0, 0);
+        }
+        let old_of = |slot: u64| {
+            olds.binary_search_by_key(&slot, |&(slot, _)| slot).ok().map(|at| olds[at].1)
+        };
+        let mut nodes = Vec::with_capacity(touched.len());
+        for group in touched.chunks(LOADS_AHEAD) {
+            if position.level == 1 {
+                // Read the leaves of a group side by side; `node` then finds them in the cache.
+                let pages = self.pages;
+                try_join_all(group.iter().map(|&slot| load(pages, old_of(slot)))).await?;
+            }
+            for &slot in group {
+                nodes.push((slot, self.node(position.child(slot), old_of(slot)).await?));
+            }
+            tokio::task::yield_now().await;
+        }
+        let mut children: Vec<_> = olds
+            .iter()
+            .filter(|(slot, _)| touched.binary_search(slot).is_err())
+            .map(|&(slot, old)| (slot, old.page))
+            .collect();
+        for (slot, node) in nodes {
+            match node {
+                Node::Absent => {}
+                Node::Stored(page) => children.push((slot, page)),
+                Node::Pending(pending) => children.push((slot, self.write_inner(pending).await?)),
+            }
+        }
+        children.sort_unstable_by_key(|&(slot, _)| slot);
+        Ok(children)
+    }
+
+    /// The children of the page at `position` that the overlay touches.
+    fn touched(&self, position: Position) -> Vec<u64> {
+        let range = position.range();
+        let below = blocks_below(position.level - 1);
+        let mut slots = Vec::new();
+        let mut rest = range;
+        while let Some((part, _)) = self.overlay.range(rest).next() {
+            let slot = (part.start - range.start) / below;
+            slots.push(slot);
+            rest.start = range.start + (slot + 1) * below;
+        }
+        slots
+    }
+
+    async fn write_inner(&mut self, pending: Pending) -> Result<PageRef> {
+        let body = Body::Inner(Inner::new(&pending.children));
+        let stored = self.write(pending.position, body).await?;
+        self.drop_page(pending.replaces);
+        Ok(stored)
+    }
+
+    async fn write(&mut self, position: Position, body: Body) -> Result<PageRef> {
+        let page = Page { position, body };
+        let (bytes, crc) = page.encode();
+        let stored = self.writer.add(&bytes, crc).await?;
+        self.pages.insert(&stored, Arc::new(page));
+        Ok(stored)
+    }
+
+    fn drop_page(&mut self, page: Option<PageRef>) {
+        if let Some(page) = page {
+            (self.report)(Change::PageDropped(page));
+        }
+    }
+
+    /// The root: the top page, or the first below it that has more than a first child.
+    async fn root(&mut self, top: Pending) -> Result<Root> {
+        let mut level = top.position.level;
+        let [(0, child)] = top.children[..] else {
+            let page = self.write_inner(top).await?;
+            return Ok(Root { height: level + 1, page: Some(page) });
+        };
+        self.drop_page(top.replaces);
+        let mut page = child;
+        loop {
+            level -= 1;
+            let read = self.pages.get(&page, Position { level, index: 0 }).await?;
+            let Body::Inner(inner) = &read.body else { break };
+            let mut children = inner.children();
+            let (Some((0, child)), None) = (children.next(), children.next()) else { break };
+            self.drop_page(Some(page));
+            page = child;
+        }
+        Ok(Root { height: level + 1, page: Some(page) })
+    }
+}
+
+/// The page at the top of a subtree.
+async fn load(pages: &Pages, old: Option<Subtree>) -> Result<Option<Arc<Page>>> {
+    let Some(old) = old else { return Ok(None) };
+    Ok(Some(pages.get(&old.page, Position::of(old.level, old.first)).await?))
+}
+
+/// The extents of a leaf: `old` ones, ascending, overlaid by `new` ones.
+fn merge(
+    old: Vec<(BlockRange, Location)>,
+    new: impl Iterator<Item = (BlockRange, Location)>,
+    report: &mut (dyn FnMut(Change) + Send),
+) -> Vec<(BlockRange, Location)> {
+    let mut merged = Vec::with_capacity(old.len() + 16);
+    let mut old = old.into_iter();
+    let mut next = old.next();
+    for (part, placed) in new {
+        while let Some((range, location)) = next.filter(|(range, _)| range.start < part.end) {
+            if range.start < part.start {
+                let end = range.end.min(part.start);
+                push(&mut merged, BlockRange { start: range.start, end }, location);
+            }
+            let covered = range.intersect(part);
+            if !covered.is_empty() {
+                let location = location.advance(covered.start - range.start);
+                report(Change::Unmapped { range: covered, location });
+            }
+            if range.end > part.end {
+                let rest = BlockRange { start: part.end, end: range.end };
+                next = Some((rest, location.advance(part.end - range.start)));
+                break;
+            }
+            next = old.next();
+        }
+        if placed != Location::Zero {
+            report(Change::Mapped { range: part, location: placed });
+            push(&mut merged, part, placed);
+        }
+    }
+    for (range, location) in next.into_iter().chain(old) {
+        push(&mut merged, range, location);
+    }
+    merged
+}
+
+/// Adds an extent, to the one before where it continues that.
+fn push(merged: &mut Vec<(BlockRange, Location)>, range: BlockRange, location: Location) {
+    if let Some((last, place)) = merged.last_mut()
+        && last.end == range.start
+        && place.joins(last.count(), &location)
+    {
+        last.end = range.end;
+    } else {
+        merged.push((range, location));
+    }
+}
