@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blob;
+pub mod blob_table;
 pub mod clock;
 mod codec;
 pub mod config;

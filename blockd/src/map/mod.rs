@@ -31,6 +31,7 @@ mod writer;
 pub use checkpoint::{Change, apply};
 pub use page::PAGE_VERSION;
 pub use pages::{PageSource, Pages};
+pub(crate) use pages::{corrupt_page, load_page, wrong_page};
 pub use tree::{Subtree, Walk, lookup};
 pub use writer::{MAP_OBJECT_BYTES, MapObjectWriter, MapSink, StoredObject};
 

@@ -83,8 +83,8 @@ impl Pages {
     pub(super) async fn get(&self, page: &PageRef, position: Position) -> Result<Arc<Page>> {
         let key = (page.object, page.offset);
         let load = async {
-            let bytes = load_checked(&*self.source, page).await?;
-            let (decoded, crc) = Page::decode(&bytes).map_err(|why| corrupt(page, &why))?;
+            let bytes = load_page(&*self.source, page).await?;
+            let (decoded, crc) = Page::decode(&bytes).map_err(|why| corrupt_page(page, &why))?;
             if crc != page.crc {
                 return Err(wrong_page(page, crc));
             }
@@ -99,7 +99,7 @@ impl Pages {
                 "a page of level {} at {}, where level {} at {} belongs",
                 found.position.level, found.position.index, position.level, position.index
             );
-            return Err(corrupt(page, &what));
+            return Err(corrupt_page(page, &what));
         }
         Ok(found)
     }
@@ -111,24 +111,24 @@ impl Pages {
 }
 
 /// The bytes of a page, as many as there should be.
-pub(crate) async fn load_checked(source: &dyn PageSource, page: &PageRef) -> Result<Bytes> {
+pub(crate) async fn load_page(source: &dyn PageSource, page: &PageRef) -> Result<Bytes> {
     if page.len > PAGE_BYTES_MAX {
-        return Err(corrupt(page, &format!("longer than {PAGE_BYTES_MAX} bytes")));
+        return Err(corrupt_page(page, &format!("longer than {PAGE_BYTES_MAX} bytes")));
     }
     let bytes = source.load(page).await?;
     if to_u64(bytes.len()) != u64::from(page.len) {
-        return Err(corrupt(page, &format!("{} bytes read", bytes.len())));
+        return Err(corrupt_page(page, &format!("{} bytes read", bytes.len())));
     }
     Ok(bytes)
 }
 
 /// The error of bytes that are a page, but not this one.
 pub(crate) fn wrong_page(page: &PageRef, crc: u32) -> Error {
-    corrupt(page, &format!("another page: its crc is {crc:#010x}, not {:#010x}", page.crc))
+    corrupt_page(page, &format!("another page: its crc is {crc:#010x}, not {:#010x}", page.crc))
 }
 
 /// The error of bytes that are not the page they should be.
-pub(crate) fn corrupt(page: &PageRef, why: &dyn fmt::Display) -> Error {
+pub(crate) fn corrupt_page(page: &PageRef, why: &dyn fmt::Display) -> Error {
     let PageRef { object, offset, len, .. } = page;
     let message = format!("map object {object}: page of {len} bytes at offset {offset}: {why}");
     Error::new(Kind::Corrupt, message).with_detail("object", object.map_key().to_string())
