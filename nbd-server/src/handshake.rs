@@ -414,5 +414,5 @@ fn reply(code: OptionCode, kind: OptionReply, data: &[u8], output: &mut BytesMut
 
 /// As much of a string as the protocol allows, cut between characters.
 fn text(string: &str) -> &[u8] {
-    string[..string.floor_char_boundary(STRING_BYTES_MAX)].as_bytes()
+    &string.as_bytes()[..string.floor_char_boundary(STRING_BYTES_MAX)]
 }

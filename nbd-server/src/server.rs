@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, watch};
@@ -20,6 +21,8 @@ use crate::session::{self, End};
 const EVICTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait after a failed accept; out of file descriptors is the usual reason.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+/// What to ask of the kernel for the replies of a local client.
+const SEND_BUFFER_BYTES: usize = 1 << 20;
 /// At most one line about refused connections in this time.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -230,14 +233,33 @@ enum Client {
 impl Listener {
     async fn accept(&self) -> io::Result<Client> {
         match self {
-            Self::Unix(listener) => Ok(Client::Unix(listener.accept().await?.0)),
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                prepare_unix(&stream)?;
+                Ok(Client::Unix(stream))
+            }
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                stream.set_nodelay(true)?;
+                prepare_tcp(&stream)?;
                 Ok(Client::Tcp(stream))
             }
         }
     }
+}
+
+/// The default holds one reply of 128 KiB, but not two, so that every other write falls short.
+/// The kernel grants as much of this as its settings allow.
+fn prepare_unix(stream: &UnixStream) -> io::Result<()> {
+    Ok(sockopt::set_socket_send_buffer_size(stream, SEND_BUFFER_BYTES)?)
+}
+
+/// Replies leave at once, and a peer that vanished without a word is noticed in two minutes.
+fn prepare_tcp(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(15))?;
+    Ok(sockopt::set_tcp_keepcnt(stream, 4)?)
 }
 
 impl Client {
