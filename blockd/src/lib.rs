@@ -9,6 +9,7 @@
 
 pub mod blob;
 pub mod blob_table;
+pub mod cache;
 pub mod clock;
 mod codec;
 pub mod config;
@@ -18,4 +19,5 @@ pub mod error;
 pub mod extent_map;
 pub mod geometry;
 pub mod ids;
+pub mod local_db;
 pub mod map;
