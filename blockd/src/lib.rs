@@ -10,6 +10,7 @@
 pub mod blob;
 pub mod blob_table;
 pub mod cache;
+pub mod cli;
 pub mod clock;
 mod codec;
 pub mod config;

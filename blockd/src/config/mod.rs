@@ -246,7 +246,13 @@ impl Texts<'_> {
                 Some((reason, fix)) => (reason, Some(fix)),
                 None => (reason.as_str(), None),
             };
-            let error = wrong(origin, &format!("{name}: {reason}"));
+            let error = match origin {
+                // These places are the setting's own.
+                Origin::Flag(_) | Origin::Variable(_) => wrong(origin, reason),
+                Origin::File { .. } | Origin::Default => {
+                    wrong(origin, &format!("{name}: {reason}"))
+                }
+            };
             error.with_fix(fix.map_or_else(|| format!("correct {name}"), str::to_owned))
         })
     }

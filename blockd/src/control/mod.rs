@@ -19,6 +19,8 @@ pub mod view;
 pub mod wire;
 
 #[cfg(test)]
+pub(crate) mod fake;
+#[cfg(test)]
 mod tests;
 
 use async_trait::async_trait;

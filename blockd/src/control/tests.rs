@@ -1,106 +1,24 @@
-//! The server and the client over a real socket, with a daemon that does what each test says.
+//! The server and the client over a real socket, over a daemon that does what each test says.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
 
 use super::api::{self, Progress, Request};
 use super::client::Client;
+use super::fake::World;
 use super::wire::{LINES, REQUEST_BYTES_MAX, TIMEOUT_HEADER};
-use super::{Call, Control, server, view};
+use super::{Call, server, view};
 use crate::error::{Error, Kind, Result};
 
-type Behaviour =
-    Box<dyn Fn(Call, &'static str, Value) -> BoxFuture<'static, Result<Value>> + Send + Sync>;
-
-/// A daemon whose every command does the same.
-struct Fake(Behaviour);
-
-macro_rules! fake {
-    ($($method:ident: $request:ty => $reply:ty),* $(,)?) => {
-        #[async_trait]
-        impl Control for Fake {
-            $(
-                async fn $method(&self, call: &Call, request: $request) -> Result<$reply> {
-                    let request = serde_json::to_value(request).unwrap();
-                    let reply = (self.0)(call.clone(), stringify!($method), request).await?;
-                    Ok(serde_json::from_value(reply).unwrap())
-                }
-            )*
-        }
-    };
-}
-
-fake! {
-    create: api::Create => api::CreateReply,
-    list: api::List => api::ListReply,
-    show: api::Show => view::DiskView,
-    usage: api::Usage => api::UsageReply,
-    status: api::Status => view::StatusReply,
-    attach: api::Attach => api::AttachReply,
-    detach: api::Detach => api::DetachReply,
-    flush: api::Flush => api::FlushReply,
-    drain: api::Drain => api::DrainReply,
-    snapshot: api::Snapshot => api::SnapshotReply,
-    snapshots: api::Snapshots => api::SnapshotsReply,
-    fork: api::Fork => api::ForkReply,
-    delete: api::Delete => api::DeleteReply,
-    resize: api::Resize => api::ResizeReply,
-    check: api::Check => api::CheckReply,
-    recover: api::Recover => api::RecoverReply,
-}
-
-/// A served [`Fake`].
-struct World {
-    folder: tempfile::TempDir,
-    stop: Option<oneshot::Sender<()>>,
-    serving: JoinHandle<Result<()>>,
-}
-
 impl World {
-    async fn new<F>(
-        behaviour: impl Fn(Call, &'static str, Value) -> F + Send + Sync + 'static,
-    ) -> Self
-    where
-        F: Future<Output = Result<Value>> + Send + 'static,
-    {
-        let folder = tempfile::tempdir().unwrap();
-        let listener = server::bind(&folder.path().join("c.sock")).await.unwrap();
-        let behaviour: Behaviour =
-            Box::new(move |call, command, request| behaviour(call, command, request).boxed());
-        let (stop, stopped) = oneshot::channel();
-        let stopped = async {
-            let _ = stopped.await;
-        };
-        let timeout = Duration::from_secs(60);
-        let serving =
-            tokio::spawn(server::serve(listener, Arc::new(Fake(behaviour)), timeout, stopped));
-        Self { folder, stop: Some(stop), serving }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("c.sock")
-    }
-
-    fn client(&self) -> Client {
-        Client::new(self.socket(), Duration::from_secs(60))
-    }
-
-    async fn call<R: Request>(&self, request: R) -> Result<R::Reply> {
-        self.client().call(&request, &mut |_| ()).await
-    }
-
     /// Status, media type and body of a request made by hand.
     async fn raw(&self, request: hyper::Request<Full<Bytes>>) -> (u16, String, Bytes) {
         let stream = UnixStream::connect(self.socket()).await.unwrap();
@@ -121,11 +39,6 @@ impl World {
         assert_eq!(media, "application/json");
         let mut body: Value = serde_json::from_slice(&body).expect("an error is JSON");
         (status, body["error"].take())
-    }
-
-    async fn stop(mut self) {
-        self.stop.take().unwrap().send(()).unwrap();
-        self.serving.await.unwrap().unwrap();
     }
 }
 

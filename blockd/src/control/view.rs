@@ -76,8 +76,6 @@ pub struct ClientView {
     pub peer: String,
     /// When it connected.
     pub since_unix_ms: u64,
-    /// Requests in flight.
-    pub in_flight: u64,
 }
 
 /// One way this daemon serves a disk or a snapshot.

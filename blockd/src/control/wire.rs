@@ -22,8 +22,9 @@ pub struct ErrorBody {
     pub code: String,
     /// What went wrong and where, with its causes, on one line.
     pub message: String,
-    /// What to do about it.
-    pub fix: Option<String>,
+    /// What to do about it: there is always something.
+    #[serde(default)]
+    pub fix: String,
     /// Facts for programs.
     #[serde(default)]
     pub details: serde_json::Map<String, serde_json::Value>,
@@ -34,7 +35,7 @@ impl From<&Error> for ErrorBody {
         Self {
             code: error.kind().code().to_owned(),
             message: error.report(),
-            fix: error.fix().map(str::to_owned),
+            fix: error.fix().unwrap_or_else(|| usual_fix(error.kind())).to_owned(),
             details: error.details().clone(),
         }
     }
@@ -45,10 +46,36 @@ impl From<ErrorBody> for Error {
         let error = Self::new(Kind::from_code(&body.code), body.message);
         let error =
             body.details.into_iter().fold(error, |e, (name, value)| e.with_detail(&name, value));
-        match body.fix {
-            Some(fix) => error.with_fix(fix),
-            None => error,
+        match body.fix.as_str() {
+            "" => error,
+            _ => error.with_fix(body.fix),
         }
+    }
+}
+
+/// What to do about an error that does not say it itself.
+fn usual_fix(kind: Kind) -> &'static str {
+    match kind {
+        Kind::DiskBusy | Kind::SnapshotInUse => {
+            "see who uses it with blockd show, and detach it there"
+        }
+        Kind::DiskExists | Kind::SnapshotExists => "choose another name",
+        Kind::DiskHasForks => "delete the forks first",
+        Kind::LeaseLost => "what was not drained is kept: see blockd recover",
+        Kind::TakeoverNeedsAcceptLoss => "wait for the holder, or attach with --accept-loss",
+        Kind::NotFound => "blockd list and blockd snapshots NAME say what there is",
+        Kind::InvalidName => {
+            "use 1 to 63 lowercase letters, digits and hyphens, starting with a letter or digit"
+        }
+        Kind::InvalidArgument => "see the help of the command",
+        Kind::QuotaExceeded => "free some room, or raise the limit",
+        Kind::StoreUnavailable => "see blockd status, and try again when the store answers",
+        Kind::LogFull => "wait until the store has taken some of the log; see blockd status",
+        Kind::Corrupt => {
+            "see what else is damaged with blockd check --deep, and keep the daemon's log"
+        }
+        Kind::Poisoned => "look into the cause, then restart the daemon",
+        Kind::Failed => "see the daemon's log",
     }
 }
 
