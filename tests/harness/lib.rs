@@ -6,8 +6,8 @@
 //! is always a test.
 //!
 //! Reading order: [`process`] and [`cli`] start the daemon and talk to it, [`nbd_client`] is the
-//! guest, [`model`] and [`workload`] write numbered blocks and check them, [`s3`] and [`s3_proxy`]
-//! are the store and its faults.
+//! guest, [`model`] and [`workload`] write numbered blocks and check them, [`store`], [`s3`]
+//! and [`s3_proxy`] are the store and its faults.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ pub mod random;
 pub mod report;
 pub mod s3;
 pub mod s3_proxy;
+pub mod store;
 pub mod tools;
 pub mod wait;
 pub mod workload;

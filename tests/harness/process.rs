@@ -1,9 +1,9 @@
 //! The real binary as a process: started, asked, paused, killed, started again.
 //!
-//! A [`Daemon`] is one host: a state directory, a runtime directory and a control socket of its own
-//! in a temporary folder with a short path, since a unix socket's path holds 108 bytes at most. It
-//! keeps them over restarts, and its [`Log`] is judged when it ends: by [`Daemon::finish`], or at
-//! drop.
+//! A [`Daemon`] is one host: a state directory in a temporary folder, and a runtime directory on
+//! tmpfs where there is one, as production has it; both paths are short, since a unix socket's
+//! holds 108 bytes at most. It keeps them over restarts, and its [`Log`] is judged when it ends: by
+//! [`Daemon::finish`], or at drop.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,16 @@ pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// A temporary folder with a short path.
 #[must_use]
 pub fn short_temp_dir() -> TempDir {
-    tempfile::Builder::new().prefix("bd").tempdir_in("/tmp").expect("make a folder under /tmp")
+    temp_dir_in("/tmp")
+}
+
+/// A temporary folder on tmpfs with a short path, or an ordinary one where there is no tmpfs.
+fn shared_memory_dir() -> TempDir {
+    temp_dir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" })
+}
+
+fn temp_dir_in(parent: &str) -> TempDir {
+    tempfile::Builder::new().prefix("bd").tempdir_in(parent).expect("make a temporary folder")
 }
 
 /// The binary under test: `BLOCKD_BIN`, or `blockd` in the folder above the test's own.
@@ -88,6 +97,7 @@ impl Settings {
 pub struct Daemon {
     settings: Settings,
     place: TempDir,
+    runtime: TempDir,
     log: Log,
     process: Option<Process>,
 }
@@ -134,6 +144,15 @@ impl Export {
         Client::connect(&self.address, &self.name)
             .unwrap_or_else(|error| panic!("connect to {}: {error}", self.uri))
     }
+
+    /// Connects a guest as soon as the export is served, as after a restart.
+    #[track_caller]
+    #[must_use]
+    pub fn connect_when_served(&self) -> Client {
+        wait::until(&format!("{} is served", self.uri), START_LIMIT, || {
+            Client::connect(&self.address, &self.name).ok()
+        })
+    }
 }
 
 impl Daemon {
@@ -149,8 +168,8 @@ impl Daemon {
     /// Makes the folder of a host without starting it.
     #[must_use]
     pub fn prepare(settings: Settings) -> Self {
-        let place = short_temp_dir();
-        Self { settings, place, log: Log::default(), process: None }
+        let (place, runtime) = (short_temp_dir(), shared_memory_dir());
+        Self { settings, place, runtime, log: Log::default(), process: None }
     }
 
     /// Starts the process and waits until its control socket answers.
@@ -259,6 +278,18 @@ impl Daemon {
     pub fn create_attached(&self, name: &str, size: &str) -> Export {
         self.create(name, size);
         self.attach(name)
+    }
+
+    /// Attaches a disk for writing that another host held and is about to be silent.
+    #[track_caller]
+    #[must_use]
+    pub fn take_over(&self, name: &str, limit: Duration) -> Export {
+        let attached = wait::until(&format!("{name} can be taken over"), limit, || {
+            let answer = self.cli(&["attach", name, "--accept-loss"]);
+            assert!(answer.code == 0 || answer.code == 4, "take over {name}: {answer:#?}");
+            (answer.code == 0).then_some(answer)
+        });
+        Export::from_uri(attached.line())
     }
 
     /// Detaches a disk.
@@ -374,14 +405,14 @@ impl Daemon {
 
     /// The runtime directory, where sockets are.
     #[must_use]
-    pub fn runtime_dir(&self) -> PathBuf {
-        self.place.path().join("run")
+    pub fn runtime_dir(&self) -> &Path {
+        self.runtime.path()
     }
 
     /// The control socket.
     #[must_use]
     pub fn control(&self) -> PathBuf {
-        self.place.path().join("control.sock")
+        self.runtime_dir().join("control.sock")
     }
 
     /// Ends the daemon and judges its log.

@@ -1,5 +1,17 @@
 //! Scenarios: one file per promise, in one test binary, since two cores link slowly.
 
+// Says to the lints what cargo knows: all of this is test code, also where no `#[test]` stands.
+#![cfg(test)]
 #![forbid(unsafe_code)]
 
+mod crash;
+mod daemon;
+mod haggling;
+mod handover;
+mod host_loss;
+mod idle;
+mod lease;
+mod local_db;
+mod nbd;
+mod outage;
 mod tidy;
