@@ -1,7 +1,7 @@
 //! The local database: the one module that touches RocksDB.
 //!
-//! It holds only what can be rebuilt (the index of the read cache, map pages), so it promises little
-//! and never stands in the way:
+//! It holds only what can be rebuilt (the index of the read cache; map pages, with `get_page` and
+//! `put_page` in `cache::pages`), so it promises little and never stands in the way:
 //!
 //! - Deleting its files loses warmth and nothing else, also while it runs. What does not open, or was
 //!   written by another version, is removed and begun anew.
@@ -124,6 +124,8 @@ pub struct LocalDb {
     dir: PathBuf,
     /// Empty while the database cannot be opened.
     db: RwLock<Option<DB>>,
+    /// Held by whoever adds a page.
+    pub(crate) pages_turn: Mutex<()>,
     failing: AtomicBool,
     reopen_at: Mutex<Instant>,
 }
@@ -138,6 +140,7 @@ impl LocalDb {
             dir: dir.to_owned(),
             failing: AtomicBool::new(db.is_none()),
             db: RwLock::new(db),
+            pages_turn: Mutex::new(()),
             reopen_at: Mutex::new(Instant::now() + REOPEN_DELAY),
         })
     }

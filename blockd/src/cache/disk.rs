@@ -32,6 +32,26 @@ const GRAIN: u64 = 32 * BLOCK_BYTES;
 
 const _: () = assert!(FRAME_BLOCKS_MAX <= 32);
 
+/// Most bytes that are left free of a large file system.
+const FREE_BYTES_MAX: u64 = 4 << 30;
+
+/// What the cache needs to know of the machine.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Host {
+    pub(super) boot: BootId,
+    /// What the cache leaves free of its file system when it grows.
+    pub(super) free_bytes_min: u64,
+}
+
+impl Host {
+    /// This machine, with the file system of a directory.
+    pub(super) fn current(dir: &Path) -> Self {
+        let bytes = rustix::fs::statvfs(dir)
+            .map_or(u64::MAX, |system| system.f_blocks.saturating_mul(system.f_frsize));
+        Self { boot: BootId::current(), free_bytes_min: FREE_BYTES_MAX.min(bytes / 20) }
+    }
+}
+
 /// Sizes of the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ring {
@@ -83,11 +103,11 @@ impl Disk {
     pub(super) fn open(
         dir: &Path,
         ring: Ring,
-        free_bytes_min: u64,
-        (core, db): (Arc<Core>, Arc<LocalDb>),
-        boot: BootId,
+        host: Host,
+        core: Arc<Core>,
+        db: Arc<LocalDb>,
     ) -> io::Result<(Self, Header)> {
-        std::fs::create_dir_all(dir)?;
+        let Host { boot, free_bytes_min } = host;
         let file = DataFile::open(&dir.join("data"))?;
         let (header, index) =
             match file.read_header().and_then(|header| adopt(header, ring, boot, &db)) {

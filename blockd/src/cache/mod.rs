@@ -10,8 +10,8 @@
 //!   that lasts.
 //! - It survives restarts, `kill -9` and power cuts, without ever trusting what may be stale (see
 //!   `data_file`).
-//! - Its bytes are its own: at most `bytes_max` on the disk, and it leaves `free_bytes_min` of the file
-//!   system to others. It never takes room from the log.
+//! - Its bytes are its own: at most `bytes_max` on the disk, and it grows only while a twentieth of the
+//!   file system (at most 4 GiB) stays free for others, the log above all.
 //!
 //! A read looks in memory (`memory`, then `queue`), without a thread hop; then one of the `readers`
 //! finds the frame (`memory`, then `index`) and reads just the blocks asked for from the ring
@@ -46,12 +46,11 @@ use std::thread::JoinHandle;
 use bytes::Bytes;
 use tracing::warn;
 
-use self::data_file::{BootId, Header};
-use self::disk::{Disk, Ring};
+use self::data_file::Header;
+use self::disk::{Disk, Host, Ring};
 pub use self::frame::{FRAME_BLOCKS_MAX, FrameKey};
 use self::frame::{Frame, Part};
 use self::memory::Memory;
-pub use self::pages::PageCache;
 use self::queue::{Inserted, Queue, Stop};
 use self::readers::{READERS, Readers};
 use self::writer::{BATCH_LEN, Writer};
@@ -69,8 +68,6 @@ pub struct CacheConfig {
     pub bytes_max: u64,
     /// Bytes in memory; see the module's documentation.
     pub memory_bytes_max: u64,
-    /// Bytes of the file system that the cache leaves free when it grows.
-    pub free_bytes_min: u64,
 }
 
 /// What the cache did since it was opened, and what it holds.
@@ -133,20 +130,21 @@ impl ReadCache {
     /// # Errors
     /// When threads cannot be started.
     pub fn open(config: &CacheConfig, db: Arc<LocalDb>) -> Result<Arc<Self>> {
-        Self::open_on(BootId::current(), config, db)
+        if let Err(error) = std::fs::create_dir_all(&config.dir) {
+            warn!("read cache {}: create directory: {error}", config.dir.display());
+        }
+        Self::open_on(Host::current(&config.dir), config, db)
     }
 
-    fn open_on(boot: BootId, config: &CacheConfig, db: Arc<LocalDb>) -> Result<Arc<Self>> {
+    fn open_on(host: Host, config: &CacheConfig, db: Arc<LocalDb>) -> Result<Arc<Self>> {
         let eighth = config.memory_bytes_max / 8;
         let memory = Memory::new(5 * eighth, eighth);
         let core = Arc::new(Core { memory, counters: Counters::default() });
         let opened = Ring::plan(config.bytes_max).and_then(|ring| {
-            Disk::open(&config.dir, ring, config.free_bytes_min, (core.clone(), db), boot)
+            Disk::open(&config.dir, ring, host, core.clone(), db)
                 .inspect_err(|error| {
                     let place = config.dir.display();
-                    warn!(
-                        "read cache {place} is not used, reads are cached in memory only: {error}"
-                    );
+                    warn!("read cache {place} is in memory only: {error}");
                 })
                 .ok()
         });

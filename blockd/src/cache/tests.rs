@@ -2,6 +2,7 @@
 
 use tempfile::TempDir;
 
+use super::data_file::BootId;
 use super::*;
 use crate::ids::{DiskId, Nonce, ObjectId, ObjectRef};
 
@@ -11,18 +12,20 @@ pub(super) const MIB: u64 = 1 << 20;
 pub(super) struct Rig {
     pub(super) dir: TempDir,
     pub(super) config: CacheConfig,
+    pub(super) host: Host,
 }
 
 impl Rig {
     pub(super) fn new(bytes_max: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = Self::config(dir.path(), bytes_max);
-        Self { dir, config }
+        let host = Host { boot: BootId::current(), free_bytes_min: 0 };
+        Self { dir, config, host }
     }
 
     fn config(dir: &std::path::Path, bytes_max: u64) -> CacheConfig {
         let dir = dir.join("cache");
-        CacheConfig { dir, bytes_max, memory_bytes_max: 0, free_bytes_min: 0 }
+        CacheConfig { dir, bytes_max, memory_bytes_max: 0 }
     }
 
     pub(super) fn data_path(&self) -> PathBuf {
@@ -34,11 +37,8 @@ impl Rig {
     }
 
     pub(super) fn open(&self) -> Arc<ReadCache> {
-        self.open_on(BootId::current())
-    }
-
-    pub(super) fn open_on(&self, boot: BootId) -> Arc<ReadCache> {
-        ReadCache::open_on(boot, &self.config, LocalDb::open(&self.db_path())).unwrap()
+        std::fs::create_dir_all(&self.config.dir).unwrap_or_default();
+        ReadCache::open_on(self.host, &self.config, LocalDb::open(&self.db_path())).unwrap()
     }
 }
 
@@ -254,7 +254,7 @@ async fn a_file_system_without_room_leaves_the_ring_at_its_size() {
     let used_bytes = cache.stats().used_bytes;
     cache.close().await;
     drop(cache);
-    rig.config.free_bytes_min = u64::MAX;
+    rig.host.free_bytes_min = u64::MAX;
     let cache = rig.open();
     insert_all(&cache, 4..50, 32).await;
     assert_eq!(count_hits(&cache, 46..50, 32).await, 4);
@@ -265,14 +265,14 @@ async fn a_file_system_without_room_leaves_the_ring_at_its_size() {
 #[tokio::test]
 async fn a_file_system_without_any_room_costs_inserts_and_nothing_else() {
     let mut rig = Rig::new(4 * MIB);
-    rig.config.free_bytes_min = u64::MAX;
+    rig.host.free_bytes_min = u64::MAX;
     let cache = rig.open();
     insert_all(&cache, 0..4, 32).await;
     assert_eq!(count_hits(&cache, 0..4, 32).await, 0);
     assert_eq!(cache.stats().dropped, 4);
     cache.close().await;
     drop(cache);
-    rig.config.free_bytes_min = 0;
+    rig.host.free_bytes_min = 0;
     let cache = rig.open();
     insert_all(&cache, 0..4, 32).await;
     assert_eq!(count_hits(&cache, 0..4, 32).await, 4);

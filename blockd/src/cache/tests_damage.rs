@@ -5,12 +5,13 @@ use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
 
+use super::data_file::BootId;
 use super::tests::*;
-use super::*;
 use crate::geometry::BLOCK_BYTES;
 
-fn other_boot() -> BootId {
-    BootId::named("another boot")
+/// The rig after a restart of the machine.
+fn reboot(rig: &mut Rig, boots: &str) {
+    rig.host.boot = BootId::named(boots);
 }
 
 /// Flips a bit of the data file; `offset` may lie anywhere.
@@ -60,12 +61,13 @@ async fn blocks_inserted_with_wrong_crcs_are_never_given_out() {
 
 #[tokio::test]
 async fn after_a_power_cut_only_what_was_synced_is_trusted() {
-    let rig = Rig::new(4 * MIB);
+    let mut rig = Rig::new(4 * MIB);
     let cache = rig.open();
     // Segments of one frame: each reservation syncs the frames before it.
     insert_all(&cache, 0..10, 32).await;
     crash(cache).await;
-    let cache = rig.open_on(other_boot());
+    reboot(&mut rig, "once");
+    let cache = rig.open();
     assert_eq!(count_hits(&cache, 0..9, 32).await, 9);
     assert!(!hits(&cache, 9, 0, 32).await, "it may have been in a volatile cache");
     crash(cache).await;
@@ -74,7 +76,8 @@ async fn after_a_power_cut_only_what_was_synced_is_trusted() {
     insert_all(&cache, 10..11, 32).await;
     cache.close().await;
     drop(cache);
-    let cache = rig.open_on(other_boot());
+    reboot(&mut rig, "twice");
+    let cache = rig.open();
     assert!(hits(&cache, 10, 0, 32).await, "a close syncs");
 }
 
@@ -252,8 +255,7 @@ async fn run(steps: &[Step], memory_bytes_max: u64) {
     let mut rig = Rig::new(MIB);
     rig.config.memory_bytes_max = memory_bytes_max;
     let mut boots = 0;
-    let boot = |boots: u32| BootId::named(&boots.to_string());
-    let mut cache = rig.open_on(boot(boots));
+    let mut cache = rig.open();
     let mut inserted = std::collections::HashSet::new();
     for step in steps {
         match *step {
@@ -285,8 +287,11 @@ async fn run(steps: &[Step], memory_bytes_max: u64) {
                     cache.close().await;
                 }
                 crash(cache).await;
-                boots += u32::from(matches!(step, Step::PowerCut));
-                cache = rig.open_on(boot(boots));
+                if matches!(step, Step::PowerCut) {
+                    boots += 1;
+                    reboot(&mut rig, &boots.to_string());
+                }
+                cache = rig.open();
             }
         }
     }
