@@ -19,6 +19,9 @@ pub trait Advance: Clone {
     #[must_use]
     fn advance(&self, blocks: u64) -> Self;
 
+    /// Whether [`Advance::joins`] is ever true. Looking for what to join doubles the cost of an insert.
+    const JOINS: bool = false;
+
     /// Whether an extent with value `next` that follows an extent of `blocks` blocks with this value
     /// is its continuation, so that both can be kept as one. Must hold of the two parts of any split.
     fn joins(&self, blocks: u64, next: &Self) -> bool {
@@ -89,26 +92,41 @@ impl<V: Advance> ExtentMap<V> {
         &mut self,
         range: BlockRange,
         value: V,
-        displaced: impl FnMut(BlockRange, V),
+        mut displaced: impl FnMut(BlockRange, V),
     ) {
         if range.is_empty() {
             return;
         }
-        self.remove_with(range, displaced);
-        self.block_count += range.count();
-        let mut extent = Extent { end: range.end, value };
-        if self.extents.get(&range.end).is_some_and(|n| extent.value.joins(range.count(), &n.value))
-        {
-            let next = self.extents.remove(&range.end).expect("it was just found");
-            extent.end = next.end;
+        // The last extent that starts before the end of the range tells what most writes need to
+        // know: that they overwrite exactly what was written before, or nothing.
+        match self.extents.range_mut(..range.end).next_back() {
+            Some((&start, old)) if start == range.start && old.end == range.end => {
+                displaced(range, std::mem::replace(&mut old.value, value));
+            }
+            last => {
+                if last.is_some_and(|(_, old)| old.end > range.start) {
+                    self.remove_with(range, displaced);
+                }
+                self.extents.insert(range.start, Extent { end: range.end, value });
+                self.block_count += range.count();
+            }
         }
-        if let Some((start, previous)) = self.extents.range_mut(..range.start).next_back()
-            && previous.end == range.start
-            && previous.value.joins(range.start - start, &extent.value)
+        if V::JOINS {
+            self.join_at(range.end);
+            self.join_at(range.start);
+        }
+    }
+
+    /// Makes one extent of those that meet at `border`, where they are one.
+    fn join_at(&mut self, border: u64) {
+        if let Some((&start, left)) = self.extents.range(..border).next_back()
+            && left.end == border
+            && let Some(right) = self.extents.get(&border)
+            && left.value.joins(border - start, &right.value)
         {
-            previous.end = extent.end;
-        } else {
-            self.extents.insert(range.start, extent);
+            let end = right.end;
+            self.extents.remove(&border);
+            self.extents.get_mut(&start).expect("it was just found").end = end;
         }
     }
 
@@ -176,10 +194,13 @@ impl<V: Advance> ExtentMap<V> {
     pub fn range(&self, range: BlockRange) -> impl Iterator<Item = (BlockRange, V)> + '_ {
         let first = self
             .extents
-            .range(..range.start)
+            .range(..=range.start)
             .next_back()
             .filter(|(_, extent)| !range.is_empty() && extent.end > range.start);
-        let rest = self.extents.range(range.start..range.end.max(range.start));
+        // Most reads end within the extent they start in, and need no second search.
+        let covered = first.map_or(range.start, |(_, extent)| extent.end);
+        let rest = (covered < range.end).then(|| self.extents.range(covered..range.end));
+        let rest = rest.into_iter().flatten();
         first.into_iter().chain(rest).map(move |(&start, extent)| {
             let part = BlockRange { start, end: extent.end }.intersect(range);
             (part, extent.value.advance(part.start - start))

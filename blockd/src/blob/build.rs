@@ -32,6 +32,9 @@ impl Blob {
     }
 }
 
+/// Room taken at once for the usual blob; what it does not need was never touched.
+const USUAL_BYTES: usize = 17 << 20;
+
 /// Collects data and zeros into a blob.
 ///
 /// Blocks may come in any order, each at most once. Those that come in ascending order share frames,
@@ -63,7 +66,7 @@ impl BlobBuilder {
         Self {
             blob,
             compressor: Compressor::new(compression),
-            bytes: Vec::new(),
+            bytes: Vec::with_capacity(USUAL_BYTES),
             frame_lens: Vec::new(),
             extents: Vec::new(),
             open_from: 0,

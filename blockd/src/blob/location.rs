@@ -45,6 +45,8 @@ impl Advance for Location {
         }
     }
 
+    const JOINS: bool = true;
+
     fn joins(&self, blocks: u64, next: &Self) -> bool {
         match self {
             Self::Zero => *next == Self::Zero,

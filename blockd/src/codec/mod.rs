@@ -101,17 +101,21 @@ impl<'a> Reader<'a> {
     pub(crate) fn varint(&mut self) -> Decoded<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
-            let byte = self.u8()?;
+            let Some(&byte) = self.bytes.get(self.at) else {
+                return self.malformed("a varint that does not end");
+            };
+            self.at += 1;
             let bits = u64::from(byte & 0x7f);
-            if bits > u64::MAX >> shift || (bits == 0 && byte == 0 && shift > 0) {
-                return self.malformed("varint not in its shortest form");
+            let overlong = byte == 0 && shift > 0;
+            if overlong || bits > u64::MAX >> shift {
+                return self.malformed("a varint not in its shortest form");
             }
             value |= bits << shift;
             if byte < 0x80 {
                 return Ok(value);
             }
         }
-        self.malformed("varint longer than 64 bits")
+        self.malformed("a varint longer than 64 bits")
     }
 
     /// A varint that must not exceed `max`, as the integer that holds it.

@@ -15,6 +15,8 @@ impl Advance for Mark {
         Self { offset: self.offset + blocks, ..*self }
     }
 
+    const JOINS: bool = true;
+
     fn joins(&self, blocks: u64, next: &Self) -> bool {
         self.joining && self.advance(blocks) == *next
     }

@@ -13,14 +13,11 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, FutureExt, try_join_all};
 
 use super::page::{Body, Inner, Leaf, Page, Position};
-use super::{MapObjectWriter, PageRef, Pages, Root, Subtree, blocks_below, height_for};
+use super::{LOADS_AHEAD, MapObjectWriter, PageRef, Pages, Root, Subtree, blocks_below, height_for};
 use crate::blob::Location;
 use crate::error::Result;
 use crate::extent_map::{Advance, ExtentMap};
 use crate::geometry::BlockRange;
-
-/// Pages of one parent that are fetched at once.
-const LOADS_AHEAD: usize = 16;
 
 /// What a checkpoint changes, for the accounts of live bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -271,7 +268,7 @@ impl Checkpoint<'_, '_> {
 /// The page at the top of a subtree.
 async fn load(pages: &Pages, old: Option<Subtree>) -> Result<Option<Arc<Page>>> {
     let Some(old) = old else { return Ok(None) };
-    Ok(Some(pages.get(&old.page, Position::of(old.level, old.first)).await?))
+    Ok(Some(pages.get(&old.page, old.position()).await?))
 }
 
 /// The extents of a leaf: `old` ones, ascending, overlaid by `new` ones.

@@ -50,6 +50,9 @@ pub const TREE_BLOCKS: u64 = CHUNK_BLOCKS * FANOUT * FANOUT * FANOUT;
 /// Most bytes of one page, for readers.
 pub const PAGE_BYTES_MAX: u32 = 1 << 20;
 
+/// Pages of one parent that are read side by side.
+const LOADS_AHEAD: usize = 16;
+
 /// Where a page is stored, and the checksum that tells it from any other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PageRef {

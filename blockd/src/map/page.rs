@@ -166,27 +166,25 @@ impl Page {
 impl Leaf {
     /// A leaf with these extents of data, which lie in the chunk that starts at `first`, ascending.
     pub(super) fn new(first: u64, extents: &[(BlockRange, Location)]) -> Self {
-        let mut places: Vec<_> = extents.iter().map(|(_, location)| frame_of(location)).collect();
-        places.sort_unstable();
-        places.dedup();
-        let mut blobs: Vec<_> = places.iter().map(|&(blob, ..)| blob).collect();
-        blobs.dedup();
-        let small = |index: usize| u16::try_from(index).expect("a chunk has 1,024 blocks");
-        let frame = |&(blob, offset, len): &(ObjectRef, u32, u32)| FrameRef {
-            blob: small(blobs.binary_search(&blob).expect("every blob was listed")),
-            offset,
-            len,
+        let small = |count: usize| u16::try_from(count).expect("a chunk has 1,024 blocks");
+        let mut by_frame: Vec<_> = (0..extents.len()).collect();
+        by_frame.sort_unstable_by_key(|&at| frame_of(&extents[at].1));
+        let mut leaf = Self {
+            extents: extents.iter().map(|e| LeafExtent::new(first, e)).collect(),
+            ..Self::default()
         };
-        let frames = places.iter().map(frame).collect();
-        let extent = |(range, location): &(BlockRange, Location)| {
-            let Location::Data { index, .. } = *location else { unreachable!("leaves map data") };
-            let place = places.binary_search(&frame_of(location)).expect("every frame was listed");
-            let blocks = u8::try_from(range.count()).expect("an extent lies within one frame");
-            let start = u16::try_from(range.start - first).expect("it lies within the chunk");
-            LeafExtent { start, blocks, index, frame: small(place) }
-        };
-        let extents = extents.iter().map(extent).collect();
-        Self { blobs, frames, extents }
+        for at in by_frame {
+            let (blob, offset, len) = frame_of(&extents[at].1);
+            if leaf.blobs.last() != Some(&blob) {
+                leaf.blobs.push(blob);
+            }
+            let frame = FrameRef { blob: small(leaf.blobs.len() - 1), offset, len };
+            if leaf.frames.last() != Some(&frame) {
+                leaf.frames.push(frame);
+            }
+            leaf.extents[at].frame = small(leaf.frames.len() - 1);
+        }
+        leaf
     }
 
     fn location(&self, extent: &LeafExtent) -> Location {
@@ -250,14 +248,9 @@ impl Leaf {
         let frames = decode_frames(reader, blobs.len())?;
         let extents = decode_extents(reader, frames.len())?;
         reader.check(!extents.is_empty(), "a leaf without extents")?;
-        let leaf = Self { blobs, frames, extents };
-        for pair in leaf.extents.windows(2) {
-            let touch = pair[0].end() == pair[1].start;
-            let blocks = u64::from(pair[0].blocks);
-            let one = touch && leaf.location(&pair[0]).joins(blocks, &leaf.location(&pair[1]));
-            reader.check(!one, "two extents that are one")?;
-        }
-        Ok(leaf)
+        let one = |pair: &[LeafExtent]| pair[0].joins(&pair[1]);
+        reader.check(!extents.windows(2).any(one), "two extents that are one")?;
+        Ok(Self { blobs, frames, extents })
     }
 }
 
@@ -337,12 +330,26 @@ impl FrameRef {
 }
 
 impl LeafExtent {
+    /// An extent whose frame is still to be listed.
+    fn new(first: u64, (range, location): &(BlockRange, Location)) -> Self {
+        let Location::Data { index, .. } = *location else { unreachable!("leaves map data") };
+        let start = u16::try_from(range.start - first).expect("it lies within the chunk");
+        let blocks = u8::try_from(range.count()).expect("it lies within one frame");
+        Self { start, blocks, index, frame: 0 }
+    }
+
     fn end(&self) -> u16 {
         self.start + u16::from(self.blocks)
     }
 
     fn range(&self, first: u64) -> BlockRange {
         BlockRange::new(first + u64::from(self.start), self.blocks.into())
+    }
+
+    fn joins(&self, next: &Self) -> bool {
+        self.end() == next.start
+            && self.frame == next.frame
+            && u16::from(self.index) + u16::from(self.blocks) == u16::from(next.index)
     }
 }
 

@@ -1,11 +1,14 @@
 //! Looking up blocks, and walking all that a tree maps.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
+
 use super::page::{Body, Page, Position};
-use super::{FANOUT, PageRef, Pages, Root, blocks_below};
+use super::{FANOUT, LOADS_AHEAD, PageRef, Pages, Root, blocks_below};
 use crate::blob::Location;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::geometry::BlockRange;
 
 /// Some page of a tree and all that is below it.
@@ -29,8 +32,13 @@ impl Root {
 }
 
 impl Subtree {
-    fn position(&self) -> Position {
+    pub(super) fn position(&self) -> Position {
         Position::of(self.level, self.first)
+    }
+
+    fn child(&self, slot: u64, page: PageRef) -> Self {
+        let level = self.level - 1;
+        Self { page, level, first: self.first + slot * blocks_below(level) }
     }
 
     /// The blocks below it.
@@ -55,7 +63,7 @@ pub async fn lookup(
     if let Some(top) = root.subtree() {
         let reach = range.intersect(top.range()).end;
         while at < reach {
-            match descend(&top, at, pages, &mut |_| {}).await? {
+            match descend(&top, at, pages).await? {
                 Step::Hole { end } => at = end.min(reach),
                 Step::Leaf { page, first } => {
                     let chunk = BlockRange::new(first, blocks_below(0));
@@ -92,31 +100,18 @@ enum Step {
     Leaf { page: Arc<Page>, first: u64 },
 }
 
-/// Goes down from `top` to `block`; tells `visit` each page on the way that starts at `block`, so that
-/// a walk from the start of a tree tells each of its pages once.
-async fn descend(
-    top: &Subtree,
-    block: u64,
-    pages: &Pages,
-    visit: &mut (dyn FnMut(Subtree) + Send),
-) -> Result<Step> {
+/// Goes down from `top` to `block`.
+async fn descend(top: &Subtree, block: u64, pages: &Pages) -> Result<Step> {
     let mut here = *top;
     loop {
-        let position = here.position();
-        let page = pages.get(&here.page, position).await?;
-        if here.first >= block {
-            visit(here);
-        }
+        let page = pages.get(&here.page, here.position()).await?;
         let Body::Inner(inner) = &page.body else {
             return Ok(Step::Leaf { page, first: here.first });
         };
         let below = blocks_below(here.level - 1);
         let slot = (block - here.first) / below;
         match inner.next_child(slot) {
-            Some((found, child)) if found == slot => {
-                let first = here.first + slot * below;
-                here = Subtree { page: child, level: here.level - 1, first };
-            }
+            Some((found, child)) if found == slot => here = here.child(slot, child),
             found => {
                 let next = found.map_or(FANOUT, |(next, _)| next);
                 return Ok(Step::Hole { end: here.first + next * below });
@@ -125,47 +120,70 @@ async fn descend(
     }
 }
 
-/// Walks what a tree maps within a range, leaf by leaf, so that memory stays bounded.
+/// Walks the pages of a tree that reach into a range, each before those below it, in the order of
+/// their blocks. Reads leaves ahead, a few at a time, so that memory stays bounded.
 #[derive(Debug)]
 pub struct Walk<'a> {
-    top: Option<Subtree>,
-    at: u64,
-    end: u64,
+    range: BlockRange,
     pages: &'a Pages,
+    /// What is still to be read, the next one last.
+    pending: Vec<Subtree>,
+    /// What was read ahead, the next one first.
+    ready: VecDeque<(Subtree, Arc<Page>)>,
 }
 
 impl<'a> Walk<'a> {
     /// A walk of what `tree` maps within `range`.
     #[must_use]
     pub fn new(tree: Option<Subtree>, range: BlockRange, pages: &'a Pages) -> Self {
-        let range = tree.map_or(BlockRange::new(0, 0), |top| range.intersect(top.range()));
-        Self { top: tree, at: range.start, end: range.end, pages }
+        let pending = tree.into_iter().filter(|tree| tree.range().overlaps(range)).collect();
+        Self { range, pages, pending, ready: VecDeque::new() }
     }
 
-    /// The extents of the next leaf that has any; `None` at the end. A walk over the whole of a tree
-    /// also tells `visit` every page, each before what is below it.
+    /// The extents of the next leaf that has any in the range; `None` at the end. Tells `visit` each
+    /// page on the way, once.
     ///
     /// # Errors
-    /// When a page cannot be had, or is not what was written. The next call tries again, and may tell
-    /// pages that were told before.
+    /// When a page cannot be had, or is not what was written. The next call tries again.
     pub async fn next(
         &mut self,
         visit: &mut (dyn FnMut(Subtree) + Send),
     ) -> Result<Option<Vec<(BlockRange, Location)>>> {
-        while let Some(top) = self.top.filter(|_| self.at < self.end) {
-            match descend(&top, self.at, self.pages, visit).await? {
-                Step::Hole { end } => self.at = end.min(self.end),
-                Step::Leaf { page, first } => {
-                    let Body::Leaf(leaf) = &page.body else { unreachable!("leaves have level 0") };
-                    let rest = BlockRange { start: self.at, end: self.end };
-                    let extents: Vec<_> = leaf.range(first, rest).collect();
-                    self.at = (first + blocks_below(0)).min(self.end);
+        loop {
+            if self.ready.is_empty() {
+                self.read_ahead().await?;
+            }
+            let Some((tree, page)) = self.ready.pop_front() else { return Ok(None) };
+            visit(tree);
+            match &page.body {
+                Body::Leaf(leaf) => {
+                    let extents: Vec<_> = leaf.range(tree.first, self.range).collect();
                     if !extents.is_empty() {
                         return Ok(Some(extents));
                     }
                 }
+                Body::Inner(inner) => {
+                    let children = inner.children().map(|(slot, page)| tree.child(slot, page));
+                    let start = self.pending.len();
+                    let within = children.filter(|child| child.range().overlaps(self.range));
+                    self.pending.extend(within);
+                    self.pending[start..].reverse();
+                }
             }
         }
-        Ok(None)
+    }
+
+    /// Reads the next page, or, where they are leaves, the next few side by side.
+    async fn read_ahead(&mut self) -> Result<()> {
+        let next = self.pending.iter().rev().take(LOADS_AHEAD);
+        let count = next.take_while(|tree| tree.level == 0).count().max(1);
+        let from = self.pending.len().saturating_sub(count);
+        let pages = self.pages;
+        let read = self.pending[from..].iter().rev().map(|tree| async move {
+            Ok::<_, Error>((*tree, pages.get(&tree.page, tree.position()).await?))
+        });
+        self.ready = try_join_all(read).await?.into();
+        self.pending.truncate(from);
+        Ok(())
     }
 }
