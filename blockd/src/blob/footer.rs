@@ -176,7 +176,7 @@ impl Footer {
     }
 }
 
-fn encode_trailer(footer_offset: u64, footer_len: u32, footer_crc: u32) -> Vec<u8> {
+pub(super) fn encode_trailer(footer_offset: u64, footer_len: u32, footer_crc: u32) -> Vec<u8> {
     assert!(footer_offset <= BLOB_BYTES_MAX, "a blob of {footer_offset} bytes");
     let mut out = Vec::with_capacity(TRAILER_LEN);
     out.extend(TRAILER_MAGIC);

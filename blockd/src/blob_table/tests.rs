@@ -6,6 +6,8 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
+use crate::codec::seal;
+use crate::codec::testing::{any_edits, edited};
 use crate::geometry::{to_u64, to_usize};
 use crate::ids::Nonce;
 use crate::map::MapSink;
@@ -152,6 +154,43 @@ proptest! {
     }
 }
 
+fn sample_pages() -> (Vec<u8>, Vec<u8>) {
+    let entry = |seq| TableEntry { death: (seq % 3 == 0).then_some(4 + seq), ..blob(seq * 5, seq) };
+    let entries: Vec<_> = (0..9).map(entry).collect();
+    let (leaf, leaf_crc) = page::encode_leaf(DISK, &entries);
+    assert_eq!(page::decode_leaf(&leaf, DISK), Ok((entries, leaf_crc)));
+    let place = |seq| PageRef {
+        object: ObjectRef { disk: DISK, object: id(2, seq) },
+        offset: 3,
+        len: 4,
+        crc: 5,
+    };
+    let children: Vec<_> = (0..9).map(|seq| (id(1, seq * 512), place(seq / 2))).collect();
+    let (root, root_crc) = page::encode_root(DISK, &children);
+    assert_eq!(page::decode_root(&root, DISK), Ok((children, root_crc)));
+    (leaf, root)
+}
+
+proptest! {
+    #[test]
+    fn what_reads_as_a_page_is_the_only_encoding_of_that_page(edits in any_edits()) {
+        let (leaf, root) = sample_pages();
+        let sealed = |page: &[u8]| {
+            let mut bytes = edited(&page[..page.len() - 4], &edits);
+            seal(&mut bytes);
+            bytes
+        };
+        let bytes = sealed(&leaf);
+        if let Ok((entries, _)) = page::decode_leaf(&bytes, DISK) {
+            prop_assert_eq!(page::encode_leaf(DISK, &entries).0, bytes);
+        }
+        let bytes = sealed(&root);
+        if let Ok((children, _)) = page::decode_root(&bytes, DISK) {
+            prop_assert_eq!(page::encode_root(DISK, &children).0, bytes);
+        }
+    }
+}
+
 #[test]
 fn one_changed_entry_writes_one_leaf_and_the_root() {
     run(async {
@@ -183,19 +222,7 @@ fn objects_of_other_disks_are_not_counted_and_unknown_ones_of_this_disk_are_an_e
 
 #[test]
 fn any_flipped_bit_in_a_page_is_an_error() {
-    let entries: Vec<_> =
-        (0..9).map(|seq| TableEntry { death: Some(4 + seq), ..blob(seq, 7) }).collect();
-    let (leaf, _) = page::encode_leaf(DISK, &entries);
-    assert_eq!(page::decode_leaf(&leaf, DISK).unwrap().0, entries);
-    let place = |seq| PageRef {
-        object: ObjectRef { disk: DISK, object: id(2, seq) },
-        offset: 3,
-        len: 4,
-        crc: 5,
-    };
-    let children: Vec<_> = (0..9).map(|seq| (id(1, seq * 512), place(seq / 2))).collect();
-    let (root, _) = page::encode_root(DISK, &children);
-    assert_eq!(page::decode_root(&root, DISK).unwrap().0, children);
+    let (leaf, root) = sample_pages();
     for bit in 0..leaf.len().max(root.len()) * 8 {
         let flip = |bytes: &[u8]| {
             let mut bytes = bytes.to_vec();

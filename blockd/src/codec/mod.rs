@@ -8,6 +8,8 @@
 use std::fmt;
 
 mod objects;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub(crate) use objects::{decode_objects, encode_objects};
 

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, FutureExt, try_join_all};
 
 use super::page::{Body, Inner, Leaf, Page, Position};
-use super::{LOADS_AHEAD, MapObjectWriter, PageRef, Pages, Root, Subtree, blocks_below, height_for};
+use super::{
+    LOADS_AHEAD, MapObjectWriter, PageRef, Pages, Root, Subtree, blocks_below, height_for,
+};
 use crate::blob::Location;
 use crate::error::Result;
 use crate::extent_map::{Advance, ExtentMap};

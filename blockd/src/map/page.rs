@@ -445,3 +445,6 @@ impl Inner {
         Ok(Self { objects, children })
     }
 }
+
+#[cfg(test)]
+mod tests;

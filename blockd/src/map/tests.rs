@@ -135,6 +135,7 @@ fn any_block() -> impl Strategy<Value = u64> {
         Just(blocks_below(1)),
         Just(blocks_below(1) * 3),
         Just(blocks_below(2)),
+        Just(blocks_below(2) * 3),
     ];
     (near, 0..64u64).prop_map(|(base, offset)| (base + offset).saturating_sub(32))
 }
