@@ -1,0 +1,269 @@
+//! [`LogDir`], one folder with the logs of many owners: its files, its staging ring, its threads.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+
+use tokio::sync::Notify;
+
+use crate::config::{LogConfig, Seams};
+use crate::direct::DirectStorage;
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::{Log, OwnerLog};
+use crate::lsn::OwnerId;
+use crate::ring::{Ring, Staging};
+use crate::scan::{Found, Inspected, inspect};
+use crate::segment::{FileId, Pool, UNFINISHED};
+use crate::start::{self, Recovery, Start};
+use crate::storage::{Clock, MachineClock, Storage};
+use crate::work::Work;
+
+/// The niceness of threads that write: a flush waits for them, so they come before others.
+const WRITER_NICE: i32 = -15;
+
+/// A folder of logs. One process has it open at a time.
+#[derive(Debug)]
+pub struct LogDir {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the logs of a folder share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: LogConfig,
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) nonce: u64,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) ring: Ring,
+    pub(crate) work: Work,
+    /// Told when a slot or a segment becomes free.
+    pub(crate) room: Arc<Notify>,
+    owners: Mutex<Owners>,
+}
+
+#[derive(Debug, Default)]
+struct Owners {
+    /// Segments that wait for their owner.
+    found: BTreeMap<OwnerId, Vec<Found>>,
+    running: BTreeMap<OwnerId, Weak<OwnerLog>>,
+}
+
+impl LogDir {
+    /// Opens a folder on this machine's file system.
+    ///
+    /// # Errors
+    /// `Busy` when another process has it; `Unsupported` when the file system has no direct I/O;
+    /// `Version` when a newer release wrote it; `Invalid` for a configuration that cannot work.
+    pub fn open(config: LogConfig) -> Result<Arc<Self>> {
+        config.validate()?;
+        let storage = DirectStorage::open(&config.dir, config.allow_buffered)?;
+        let seams = Seams {
+            storage: Arc::new(storage),
+            clock: Arc::new(MachineClock::new()),
+            random: Arc::new(|| {
+                getrandom::u64().expect("the kernel has random numbers once it has booted")
+            }),
+            ring: None,
+        };
+        Self::open_with(config, seams)
+    }
+
+    /// Opens a folder of another world.
+    ///
+    /// # Errors
+    /// As [`LogDir::open`].
+    pub fn open_with(config: LogConfig, seams: Seams) -> Result<Arc<Self>> {
+        config.validate()?;
+        let Seams { storage, clock, random, ring } = seams;
+        let id = crate::identity::load_or_create(&*storage, &*random)?;
+        let (found, files) = take_stock(&*storage)?;
+        let ring = match ring {
+            Some(memory) => Ring::over(memory.mapping(), id)?,
+            None => Ring::open(&config.staging, config.slots(), id)?,
+        };
+        let nonce = random();
+        let room = Arc::new(Notify::new());
+        let pool = Pool::new(Arc::clone(&storage), nonce, &config, files, Arc::clone(&room));
+        let shared = Arc::new(Shared {
+            work: Work::new(Arc::clone(&clock)),
+            config,
+            storage,
+            clock,
+            nonce,
+            pool: Arc::new(pool),
+            ring,
+            room,
+            owners: Mutex::new(Owners { found, running: BTreeMap::new() }),
+        });
+        let threads = spawn(&shared)?;
+        Ok(Arc::new(Self { shared, threads }))
+    }
+
+    /// The owners of whom earlier processes left segments or staged records, and that were not
+    /// started since.
+    #[must_use]
+    pub fn owners(&self) -> Vec<OwnerId> {
+        let mut owners: Vec<OwnerId> = self.shared.owners().found.keys().copied().collect();
+        owners.extend(self.shared.ring.owners_left());
+        owners.sort_unstable();
+        owners.dedup();
+        owners
+    }
+
+    /// Starts the log of an owner: a fresh one, or what survived. Blocks for as long as reading the
+    /// owner's segments takes.
+    ///
+    /// # Errors
+    /// `Damaged`, `OtherEpoch` or `BehindStore` when what is there must not be replayed: nothing
+    /// was changed then, and other owners are not affected. `Busy` when the owner's log is running.
+    pub fn start(&self, start: Start) -> Result<(Log, Recovery)> {
+        let found = self.shared.reserve(start.owner)?;
+        let started = start::start(&self.shared, start, found);
+        let mut owners = self.shared.owners();
+        match &started {
+            Ok((log, _)) => {
+                owners.found.remove(&start.owner);
+                owners.running.insert(start.owner, Arc::downgrade(&log.owner));
+            }
+            Err(_) => {
+                owners.running.remove(&start.owner);
+            }
+        }
+        started
+    }
+
+    /// Whether appended records outlive the process, and if not, why.
+    #[must_use]
+    pub fn staging(&self) -> &Staging {
+        self.shared.ring.staging()
+    }
+
+    /// Whether log writes pass through the page cache, because direct I/O is not to be had here and
+    /// `allow_buffered` was set.
+    #[must_use]
+    pub fn is_buffered(&self) -> bool {
+        self.shared.storage.is_buffered()
+    }
+
+    /// Does one piece of background work; `false` when nothing is due. For directories without
+    /// writer threads.
+    pub fn step(&self) -> bool {
+        self.shared.work.step() || self.shared.pool.step()
+    }
+}
+
+impl Drop for LogDir {
+    /// Stops the threads. Logs that were not closed stay as a killed process would leave them.
+    fn drop(&mut self) {
+        self.shared.work.stop();
+        self.shared.pool.stop();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the log panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Notes that an owner is being started and hands out what was found of it.
+    fn reserve(&self, owner: OwnerId) -> Result<Vec<Found>> {
+        let mut owners = self.owners();
+        if owners.running.contains_key(&owner) {
+            let reason = format!("the log of owner {owner} is running");
+            return Err(Error::new(ErrorKind::Busy, reason));
+        }
+        owners.running.insert(owner, Weak::new());
+        Ok(owners.found.get(&owner).cloned().unwrap_or_default())
+    }
+
+    /// Notes that a log was closed; its segments can be found again if all is in them.
+    pub(crate) fn closed(&self, log: &OwnerLog, clean: bool) {
+        let owner = log.origin.owner;
+        if !clean {
+            // It stays listed as running: in this process nobody may trust what it wrote.
+            return;
+        }
+        if let Some(line) = log.line {
+            self.ring.unregister(line);
+        }
+        let ids = log.lock().segment_ids();
+        let mut found = Vec::new();
+        for id in ids {
+            match inspect(&*self.storage, id, &id.name()) {
+                Ok(Inspected::Held(segment)) => found.push(segment),
+                Ok(_) => {}
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(%owner, error, "segment of a closed log cannot be read");
+                }
+            }
+        }
+        let mut owners = self.owners();
+        owners.running.remove(&owner);
+        if !found.is_empty() {
+            owners.found.insert(owner, found);
+        }
+    }
+
+    fn owners(&self) -> MutexGuard<'_, Owners> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Finds whose segments are in a folder, removes what was never used, and counts the rest.
+fn take_stock(storage: &dyn Storage) -> Result<(BTreeMap<OwnerId, Vec<Found>>, usize)> {
+    let path = storage.path();
+    let io =
+        |verb: &str, name: &str, e| Error::io(format!("{verb} {}", path.join(name).display()), e);
+    let mut found: BTreeMap<OwnerId, Vec<Found>> = BTreeMap::new();
+    let mut kept = 0;
+    let mut unused = Vec::new();
+    for name in storage.list("").map_err(|e| io("list", "", e))? {
+        if name.ends_with(UNFINISHED) {
+            unused.push(name);
+            continue;
+        }
+        let Some(id) = FileId::parse(&name) else { continue };
+        match inspect(storage, id, &name)? {
+            Inspected::Free => unused.push(name),
+            Inspected::Held(segment) => {
+                kept += 1;
+                found.entry(segment.held.owner).or_default().push(segment);
+            }
+            Inspected::Unknown(reason) => {
+                kept += 1;
+                tracing::warn!(%name, reason, "segment of unknown owner is left alone");
+            }
+        }
+    }
+    for name in unused {
+        storage.remove(&name).map_err(|e| io("remove", &name, e))?;
+    }
+    Ok((found, kept))
+}
+
+fn spawn(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>> {
+    if shared.config.writer_threads == 0 {
+        return Ok(Vec::new());
+    }
+    let mut threads = Vec::new();
+    for number in 0..shared.config.writer_threads {
+        let shared = Arc::clone(shared);
+        let thread = thread::Builder::new().name(format!("wal-writer-{number}"));
+        threads.push(thread.spawn(move || {
+            // Best effort: without the right to it, a busy machine makes flushes slower.
+            let id = rustix::thread::gettid();
+            let _ = rustix::process::setpriority_process(Some(id), WRITER_NICE);
+            shared.work.run();
+        }));
+    }
+    let pool = Arc::clone(&shared.pool);
+    threads.push(thread::Builder::new().name("wal-pool".to_owned()).spawn(move || pool.run()));
+    threads
+        .into_iter()
+        .collect::<std::io::Result<Vec<_>>>()
+        .map_err(|e| Error::io("start a thread of the log", e))
+}
