@@ -187,3 +187,20 @@ fn no_message_and_no_listing_repeats_what_could_be_a_secret() {
         assert!(!format!("{error:?} {:?}", error.fix()).contains("hunter2"), "{error:?}");
     }
 }
+
+#[test]
+fn the_packaged_file_explains_every_setting_and_its_lines_are_the_defaults() {
+    let text = include_str!("../../../packaging/blockd.toml");
+    assert!(layers::parse_file(Path::new("/f.toml"), text).unwrap().is_empty(), "it sets nothing");
+    // A line of a setting has no blank after its mark; explanations have.
+    let is_setting =
+        |line: &&str| line.strip_prefix('#').is_some_and(|l| l.starts_with(char::is_alphabetic));
+    let lines: Vec<_> = text.lines().filter(is_setting).map(|line| &line[1..]).collect();
+    let file = layers::parse_file(Path::new("/f.toml"), &lines.join("\n")).unwrap();
+    let default = defaults();
+    for setting in settings::all() {
+        let value = file.get(setting.name).unwrap_or_else(|| panic!("{} is missing", setting.name));
+        assert_eq!(value.text, default.values[setting.name].text, "{}", setting.name);
+    }
+    assert_eq!(with_file(&lines.join("\n")).unwrap().config, default.config);
+}
