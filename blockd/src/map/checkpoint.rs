@@ -94,8 +94,7 @@ impl Checkpoint<'_, '_> {
     /// The page at `position`, which is to change, where the old tree has `old`: the page of this
     /// position, or, above the old root, that root.
     async fn node(&mut self, position: Position, old: Option<Subtree>) -> Result<Node> {
-        let range = position.range();
-        if self.overlay.range(range).next() == Some((range, Location::Zero)) {
+        if self.erases(position) {
             if let Some(old) = old {
                 (self.report)(Change::SubtreeDropped(old));
             }
@@ -186,8 +185,9 @@ impl Checkpoint<'_, '_> {
         for group in touched.chunks(LOADS_AHEAD) {
             if position.level == 1 {
                 // Read the leaves of a group side by side; `node` then finds them in the cache.
+                let kept = group.iter().filter(|&&slot| !self.erases(position.child(slot)));
                 let pages = self.pages;
-                try_join_all(group.iter().map(|&slot| load(pages, old_of(slot)))).await?;
+                try_join_all(kept.map(|&slot| load(pages, old_of(slot)))).await?;
             }
             for &slot in group {
                 nodes.push((slot, self.node(position.child(slot), old_of(slot)).await?));
@@ -208,6 +208,12 @@ impl Checkpoint<'_, '_> {
         }
         children.sort_unstable_by_key(|&(slot, _)| slot);
         Ok(children)
+    }
+
+    /// Whether the overlay has one extent of zeros over all that is at `position`.
+    fn erases(&self, position: Position) -> bool {
+        let range = position.range();
+        self.overlay.range(range).next() == Some((range, Location::Zero))
     }
 
     /// The children of the page at `position` that the overlay touches.

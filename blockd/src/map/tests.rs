@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -36,6 +37,21 @@ impl PageSource for Objects {
         let bytes = objects.get(&page.object).ok_or_else(missing)?;
         let start = to_usize(page.offset.into());
         Ok(bytes.slice(start..start + to_usize(page.len.into())))
+    }
+}
+
+/// Counts fetches, each of which lets other tasks run.
+struct Counted {
+    objects: Arc<Objects>,
+    loads: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl PageSource for Counted {
+    async fn load(&self, page: &PageRef) -> Result<Bytes> {
+        self.loads.fetch_add(1, Ordering::Relaxed);
+        tokio::task::yield_now().await;
+        self.objects.load(page).await
     }
 }
 
@@ -103,6 +119,13 @@ impl World {
             }
         }
         changes
+    }
+
+    /// An empty cache over the same objects, and the count of its fetches.
+    fn cold(&self) -> (Pages, Arc<AtomicUsize>) {
+        let loads = Arc::new(AtomicUsize::new(0));
+        let counted = Counted { objects: Arc::clone(&self.objects), loads: Arc::clone(&loads) };
+        (Pages::new(Arc::new(counted), 1 << 20), loads)
     }
 
     async fn all(&self) -> BTreeMap<u64, Location> {
@@ -239,11 +262,101 @@ fn a_flipped_bit_in_a_page_is_an_error_that_names_the_object() {
         for bit in 0..root.len * 8 {
             let bit = usize::try_from(bit).unwrap();
             world.objects.flip(&root, bit);
-            let cold = Pages::new(Arc::clone(&world.objects) as Arc<dyn PageSource>, 1 << 20);
-            let error = lookup(&world.root, BlockRange::new(0, 1), &cold).await.unwrap_err();
+            let error =
+                lookup(&world.root, BlockRange::new(0, 1), &world.cold().0).await.unwrap_err();
             assert_eq!(error.kind(), Kind::Corrupt);
             assert!(error.report().contains(&root.object.to_string()), "{}", error.report());
             world.objects.flip(&root, bit);
         }
+    });
+}
+
+#[test]
+fn a_discard_of_everything_reads_one_page_and_reports_the_subtrees() {
+    run(async {
+        let mut world = World::new(MAP_OBJECT_BYTES);
+        let mut overlay = ExtentMap::new();
+        for index in 0..20_000 {
+            overlay.insert(BlockRange::new(index * 7000, 1), data(1, 1, 0));
+        }
+        world.checkpoint(&overlay).await;
+        let mapped = world.model.len();
+        let (cold, loads) = world.cold();
+        world.pages = cold;
+        let mut discard = ExtentMap::new();
+        discard.insert(BlockRange::new(1, TREE_BLOCKS - 1), Location::Zero);
+        let changes = world.checkpoint(&discard).await;
+        assert_eq!(world.model.len(), 1);
+        let dropped = |change: &&Change| matches!(change, Change::SubtreeDropped(_));
+        let subtrees = changes.iter().filter(dropped).count();
+        assert!(subtrees > 0 && subtrees < mapped / 10, "{subtrees} subtrees of {mapped} leaves");
+        assert!(loads.load(Ordering::Relaxed) <= 4, "one page of each level is read");
+        assert_eq!(world.root.height, 1, "what is left fits one leaf");
+        assert_eq!(world.all().await, world.model);
+    });
+}
+
+#[test]
+fn leaves_are_stored_first_and_the_pages_above_them_together_behind() {
+    run(async {
+        let mut world = World::new(MAP_OBJECT_BYTES);
+        let mut overlay = ExtentMap::new();
+        for index in 0..1500 {
+            overlay.insert(BlockRange::new(index * 900, 1), data(1, 1, 0));
+        }
+        world.checkpoint(&overlay).await;
+        let mut placed = Vec::new();
+        let mut walk =
+            Walk::new(world.root.subtree(), BlockRange::new(0, TREE_BLOCKS), &world.pages);
+        while walk
+            .next(&mut |tree| placed.push((tree.page.offset, tree.level)))
+            .await
+            .unwrap()
+            .is_some()
+        {}
+        placed.sort_unstable();
+        assert!(placed.is_sorted_by_key(|(_, level)| *level), "{placed:?}");
+        assert_eq!(placed.last().unwrap().0, world.root.page.unwrap().offset);
+    });
+}
+
+#[test]
+fn a_page_in_the_place_of_another_is_refused() {
+    run(async {
+        let mut world = World::new(MAP_OBJECT_BYTES);
+        let mut overlay = ExtentMap::new();
+        for chunk in 0..3 {
+            overlay.insert(BlockRange::new(chunk * CHUNK_BLOCKS, 1), data(1, 1, 0));
+        }
+        world.checkpoint(&overlay).await;
+        let mut leaves = Vec::new();
+        let mut walk =
+            Walk::new(world.root.subtree(), BlockRange::new(0, TREE_BLOCKS), &world.pages);
+        while walk.next(&mut |tree| leaves.push(tree)).await.unwrap().is_some() {}
+        let moved = Root { height: 1, page: Some(leaves[2].page) };
+        let error = lookup(&moved, BlockRange::new(0, 1), &world.cold().0).await.unwrap_err();
+        assert!(error.report().contains("a page of level 0 at 1"), "{}", error.report());
+        let (a, b) = (leaves[1].page, leaves[2].page);
+        let swapped = Root { height: 1, page: Some(PageRef { offset: b.offset, len: b.len, ..a }) };
+        let error = lookup(&swapped, BlockRange::new(0, 1), &world.cold().0).await.unwrap_err();
+        assert!(error.report().contains("another page"), "{}", error.report());
+    });
+}
+
+#[test]
+fn readers_of_one_page_share_one_fetch_and_a_failed_fetch_is_tried_again() {
+    run(async {
+        let mut world = World::new(MAP_OBJECT_BYTES);
+        let mut overlay = ExtentMap::new();
+        overlay.insert(BlockRange::new(0, 1), data(1, 1, 0));
+        world.checkpoint(&overlay).await;
+        let (cold, loads) = world.cold();
+        let held = world.objects.objects.lock().unwrap().drain().collect::<Vec<_>>();
+        assert!(lookup(&world.root, BlockRange::new(0, 1), &cold).await.is_err());
+        world.objects.objects.lock().unwrap().extend(held);
+        let one = || lookup(&world.root, BlockRange::new(0, 1), &cold);
+        let (a, b, c) = tokio::join!(one(), one(), one());
+        assert!(a.unwrap() == b.unwrap() && c.is_ok());
+        assert_eq!(loads.load(Ordering::Relaxed), 2, "the failed fetch, and one for all readers");
     });
 }
