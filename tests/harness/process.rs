@@ -298,6 +298,16 @@ impl Daemon {
         let _detached = self.cli(&["detach", name]).ok();
     }
 
+    /// Detaches a disk as soon as its clients, who have left, are gone for the daemon too.
+    #[track_caller]
+    pub fn detach_when_left(&self, name: &str) {
+        wait::until_true(&format!("{name} can be detached"), START_LIMIT, || {
+            let answer = self.cli(&["detach", name]);
+            assert!(answer.code == 0 || answer.code == 4, "detach {name}: {answer:#?}");
+            answer.code == 0
+        });
+    }
+
     /// Drains a disk.
     #[track_caller]
     pub fn drain(&self, name: &str) {

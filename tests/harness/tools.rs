@@ -79,6 +79,13 @@ fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
+/// Copies a folder and all it holds to a place where there is none yet.
+#[track_caller]
+pub fn copy_folder(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("run cp");
+    assert!(copied.success(), "copy {} to {}", from.display(), to.display());
+}
+
 /// The right to load the machine heavily, held by one test at a time: tests run in parallel, and
 /// two that saturate the disk would only stretch each other.
 #[must_use = "the turn ends when this is dropped"]

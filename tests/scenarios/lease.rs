@@ -227,7 +227,7 @@ fn a_restart_resumes_at_once_and_a_copied_state_directory_does_not() {
     write_version(&mut guest, seed, 1);
     let mut copy = Daemon::prepare(settings);
     first.kill9();
-    copy_folder(&first.state_dir(), &copy.state_dir());
+    tools::copy_folder(&first.state_dir(), &copy.state_dir());
     first.launch();
     assert_version(&mut export.connect_when_served(), seed, 1);
     wait::until_true("the holder's heartbeat moves on", LIMIT, || {
@@ -243,9 +243,4 @@ fn a_restart_resumes_at_once_and_a_copied_state_directory_does_not() {
     assert_version(&mut export.connect(), seed, 1);
     copy.finish();
     first.finish();
-}
-
-fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
-    let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
-    assert!(copied.expect("run cp").success(), "copy {}", from.display());
 }

@@ -4,6 +4,7 @@
 #![cfg(test)]
 #![forbid(unsafe_code)]
 
+mod cli;
 mod crash;
 mod daemon;
 mod haggling;
@@ -14,4 +15,6 @@ mod lease;
 mod local_db;
 mod nbd;
 mod outage;
+mod store_faults;
 mod tidy;
+mod wal;
