@@ -337,3 +337,6 @@ impl Guest {
 fn chance(random: &mut Random, one_in: u64) -> bool {
     one_in != 0 && random.one_in(one_in)
 }
+
+#[cfg(test)]
+mod tests;
