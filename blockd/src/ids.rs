@@ -225,7 +225,7 @@ pub fn heartbeat_key(host: HostId) -> ObjectKey {
 }
 
 fn key(text: String) -> ObjectKey {
-    ObjectKey::new(text).expect("keys made of checked names and hexadecimal digits are valid")
+    ObjectKey::parse(text).expect("keys made of checked names and hexadecimal digits are valid")
 }
 
 /// Longest name of a disk or snapshot, in characters.

@@ -89,8 +89,12 @@ impl Memory {
         if part.len() == frame.len() {
             return self.put_whole(key, frame.clone(), bytes.clone());
         }
-        for (block, bytes) in part.blocks().zip(bytes.chunks_exact(BLOCK_LEN)) {
-            let bytes = Bytes::copy_from_slice(bytes);
+        for (index, block) in part.blocks().enumerate() {
+            let bytes = if part.count() == 1 {
+                bytes.clone()
+            } else {
+                Bytes::copy_from_slice(&bytes[index * BLOCK_LEN..][..BLOCK_LEN])
+            };
             self.blocks.insert((key, Piece::Block(block)), Blocks { bytes, frame: frame.clone() });
         }
     }

@@ -6,7 +6,6 @@
 
 mod layers;
 pub mod settings;
-pub mod store_url;
 pub mod units;
 
 #[cfg(test)]
@@ -16,10 +15,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use s3_backend::StoreUrl;
+
 use crate::error::{Error, Result};
 use layers::wrong;
 pub use layers::{Environment, Flags, Origin, Value};
-use store_url::StoreUrl;
 
 /// The file that is read when none is named; it may be missing.
 pub const FILE_DEFAULT: &str = "/etc/blockd/blockd.toml";
@@ -147,7 +147,9 @@ impl Config {
             state_dir: texts.folder("state-dir")?,
             runtime_dir: texts.folder("runtime-dir")?,
             control: texts.socket("control")?,
-            store: texts.parse("store", str::parse)?,
+            store: texts.parse("store", |text| {
+                text.parse().map_err(|error: s3_backend::Error| error.to_string())
+            })?,
             log_dir: texts.folder("log-dir")?,
             log_bytes_max: texts.size("log-bytes-max", 8 * LOG_SEGMENT_BYTES, u64::MAX)?,
             log_segments_ready: texts.count("log-segments-ready", 1, 64)?,

@@ -20,6 +20,11 @@ use crate::blob::Location;
 use crate::error::Result;
 use crate::extent_map::{Advance, ExtentMap};
 use crate::geometry::BlockRange;
+use crate::ids::ObjectRef;
+
+/// Most bytes of unchanged inner pages that are copied to lie beside the root: those of some 16 GiB of
+/// a full disk, little beside what a checkpoint writes anyway.
+const UPPER_COPIED_BYTES_MAX: u64 = 64 << 10;
 
 /// What a checkpoint changes, for the accounts of live bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,11 +64,12 @@ pub async fn apply(
     let data = overlay.iter().rev().find(|(_, location)| **location != Location::Zero);
     let height = data.map_or(0, |(range, _)| height_for(range.end)).max(root.height);
     let Some(level) = height.checked_sub(1) else { return Ok(Root::EMPTY) };
-    let mut checkpoint = Checkpoint { overlay, pages, writer, report };
+    let mut checkpoint = Checkpoint { overlay, pages, writer, report, upper: None };
     let top = Position { level, index: 0 };
     match checkpoint.node(top, root.subtree()).await? {
         Node::Absent => Ok(Root::EMPTY),
-        Node::Stored(page) => Ok(Root { height, page: Some(page) }),
+        Node::Stored(page) if root.page == Some(page) => Ok(*root),
+        Node::Stored(page) => Ok(Root { height, page: Some(page), upper_bytes: page.len }),
         Node::Pending(top) => checkpoint.root(top).await,
     }
 }
@@ -73,6 +79,8 @@ struct Checkpoint<'a, 'w> {
     pages: &'a Pages,
     writer: &'a mut MapObjectWriter<'w>,
     report: &'a mut (dyn FnMut(Change) + Send),
+    /// Where the inner pages start that were written last, with no leaf among them.
+    upper: Option<(ObjectRef, u32)>,
 }
 
 /// What has become of a place in the tree.
@@ -241,6 +249,11 @@ impl Checkpoint<'_, '_> {
         let page = Page { position, body };
         let (bytes, crc) = page.encode();
         let stored = self.writer.add(&bytes, crc).await?;
+        if position.level == 0 {
+            self.upper = None;
+        } else if self.upper.is_none_or(|(object, _)| object != stored.object) {
+            self.upper = Some((stored.object, stored.offset));
+        }
         self.pages.insert(&stored, Arc::new(page));
         Ok(stored)
     }
@@ -251,12 +264,18 @@ impl Checkpoint<'_, '_> {
         }
     }
 
-    /// The root: the top page, or the first below it that has more than a first child.
-    async fn root(&mut self, top: Pending) -> Result<Root> {
+    /// The root: the top page, unless all that it would hold is a first child, which then takes its
+    /// place, and so on down. A page that was written just now stays, even if it is not needed:
+    /// dropping it would be the change of an object that is not stored yet.
+    async fn root(&mut self, mut top: Pending) -> Result<Root> {
         let mut level = top.position.level;
         let [(0, child)] = top.children[..] else {
+            self.bring_together(&mut top).await?;
             let page = self.write_inner(top).await?;
-            return Ok(Root { height: level + 1, page: Some(page) });
+            let start = self.upper.filter(|(object, _)| *object == page.object);
+            let start = start.map_or(page.offset, |(_, offset)| offset);
+            let upper_bytes = page.offset - start + page.len;
+            return Ok(Root { height: level + 1, page: Some(page), upper_bytes });
         };
         self.drop_page(top.replaces);
         let mut page = child;
@@ -266,10 +285,35 @@ impl Checkpoint<'_, '_> {
             let Body::Inner(inner) = &read.body else { break };
             let mut children = inner.children();
             let (Some((0, child)), None) = (children.next(), children.next()) else { break };
+            if self.writer.holds(&page.object) {
+                break;
+            }
             self.drop_page(Some(page));
             page = child;
         }
-        Ok(Root { height: level + 1, page: Some(page) })
+        Ok(Root { height: level + 1, page: Some(page), upper_bytes: page.len })
+    }
+
+    /// Copies the inner pages below the root that lie elsewhere, where they are small, so that one
+    /// read fetches them with it.
+    async fn bring_together(&mut self, top: &mut Pending) -> Result<()> {
+        let upper = self.upper;
+        let is_near = |page: &PageRef| {
+            upper.is_some_and(|(object, start)| page.object == object && page.offset >= start)
+        };
+        let far: Vec<_> =
+            top.children.iter_mut().filter(|(_, page)| !is_near(page)).collect();
+        let far_bytes: u64 = far.iter().map(|(_, page)| u64::from(page.len)).sum();
+        if top.position.level < 2 || far_bytes > UPPER_COPIED_BYTES_MAX {
+            return Ok(());
+        }
+        for (slot, page) in far {
+            let position = top.position.child(*slot);
+            let read = self.pages.get(page, position).await?;
+            self.drop_page(Some(*page));
+            *page = self.write(position, read.body.clone()).await?;
+        }
+        Ok(())
     }
 }
 

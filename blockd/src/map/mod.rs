@@ -73,11 +73,14 @@ pub struct Root {
     pub height: u8,
     /// The page at the top; none when nothing is mapped.
     pub page: Option<PageRef>,
+    /// How many bytes up to the end of that page, in its object, are it and pages close below it, none
+    /// of them leaves: [`Pages::preload`] fetches them with one read.
+    pub upper_bytes: u32,
 }
 
 impl Root {
     /// The map of a disk that reads as zeros.
-    pub const EMPTY: Self = Self { height: 0, page: None };
+    pub const EMPTY: Self = Self { height: 0, page: None, upper_bytes: 0 };
 }
 
 /// Blocks below one page of `level`.

@@ -12,10 +12,10 @@ use bytes::Bytes;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use super::page::{Page, Position};
-use super::{PAGE_BYTES_MAX, PageRef};
+use super::page::{Body, Page, Position};
+use super::{PAGE_BYTES_MAX, PageRef, Root};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::to_u64;
+use crate::geometry::{to_u64, to_usize};
 use crate::ids::ObjectRef;
 
 /// Where pages come from: the object store.
@@ -82,17 +82,15 @@ impl Pages {
     /// The page at `position` that `page` refers to.
     pub(super) async fn get(&self, page: &PageRef, position: Position) -> Result<Arc<Page>> {
         let key = (page.object, page.offset);
-        let load = async {
-            let bytes = load_page(&*self.source, page).await?;
-            let (decoded, crc) = Page::decode(&bytes).map_err(|why| corrupt_page(page, &why))?;
-            if crc != page.crc {
-                return Err(wrong_page(page, crc));
-            }
-            Ok(Arc::new(decoded))
-        };
         let found = match self.cache.get(&key) {
             Some(found) => found,
-            None => self.cache.get_or_insert_async(&key, load).await?,
+            None => {
+                let load = async {
+                    let bytes = load_page(&*self.source, page).await?;
+                    decode(page, &bytes).map(Arc::new)
+                };
+                self.cache.get_or_insert_async(&key, load).await?
+            }
         };
         if found.position != position {
             let what = format!(
@@ -104,10 +102,51 @@ impl Pages {
         Ok(found)
     }
 
+    /// Fetches the root page and those that were stored with it by one read, so that the first lookup
+    /// of a disk waits for little more than its leaf.
+    ///
+    /// # Errors
+    /// When they cannot be had, or are not what was written.
+    pub async fn preload(&self, root: &Root) -> Result<()> {
+        let Some(top) = root.subtree() else { return Ok(()) };
+        let Some(offset) = (top.page.offset + top.page.len).checked_sub(root.upper_bytes) else {
+            return Err(corrupt_page(&top.page, &"more upper bytes than there are"));
+        };
+        let together = PageRef { offset, len: root.upper_bytes, ..top.page };
+        let bytes = self.source.load(&together).await?;
+        let mut pending = vec![top];
+        while let Some(tree) = pending.pop() {
+            let page = &tree.page;
+            let start = page.offset.checked_sub(offset).filter(|_| page.object == together.object);
+            let Some(start) = start else { continue };
+            let end = u64::from(start) + u64::from(page.len);
+            let Some(encoded) = bytes.get(to_usize(start.into())..to_usize(end)) else {
+                return Err(corrupt_page(page, &format!("{} bytes read", bytes.len())));
+            };
+            let decoded = decode(page, encoded)?;
+            if let Body::Inner(inner) = &decoded.body
+                && tree.level > 1
+            {
+                pending.extend(inner.children().map(|(slot, page)| tree.child(slot, page)));
+            }
+            self.insert(page, Arc::new(decoded));
+        }
+        Ok(())
+    }
+
     /// Remembers a page that was just written.
     pub(super) fn insert(&self, page: &PageRef, decoded: Arc<Page>) {
         self.cache.insert((page.object, page.offset), decoded);
     }
+}
+
+/// Reads and checks the bytes of `page`.
+fn decode(page: &PageRef, bytes: &[u8]) -> Result<Page> {
+    let (decoded, crc) = Page::decode(bytes).map_err(|why| corrupt_page(page, &why))?;
+    if crc != page.crc {
+        return Err(wrong_page(page, crc));
+    }
+    Ok(decoded)
 }
 
 /// The bytes of a page, as many as there should be.

@@ -291,7 +291,7 @@ fn a_discard_of_everything_reads_one_page_and_reports_the_subtrees() {
         let subtrees = changes.iter().filter(dropped).count();
         assert!(subtrees > 0 && subtrees < mapped / 10, "{subtrees} subtrees of {mapped} leaves");
         assert!(loads.load(Ordering::Relaxed) <= 4, "one page of each level is read");
-        assert_eq!(world.root.height, 1, "what is left fits one leaf");
+        assert!(world.root.height <= 2, "one leaf is left, under one page at most");
         assert_eq!(world.all().await, world.model);
     });
 }
@@ -333,11 +333,12 @@ fn a_page_in_the_place_of_another_is_refused() {
         let mut walk =
             Walk::new(world.root.subtree(), BlockRange::new(0, TREE_BLOCKS), &world.pages);
         while walk.next(&mut |tree| leaves.push(tree)).await.unwrap().is_some() {}
-        let moved = Root { height: 1, page: Some(leaves[2].page) };
+        let moved = Root { height: 1, page: Some(leaves[2].page), upper_bytes: 0 };
         let error = lookup(&moved, BlockRange::new(0, 1), &world.cold().0).await.unwrap_err();
         assert!(error.report().contains("a page of level 0 at 1"), "{}", error.report());
         let (a, b) = (leaves[1].page, leaves[2].page);
-        let swapped = Root { height: 1, page: Some(PageRef { offset: b.offset, len: b.len, ..a }) };
+        let page = Some(PageRef { offset: b.offset, len: b.len, ..a });
+        let swapped = Root { height: 1, page, upper_bytes: 0 };
         let error = lookup(&swapped, BlockRange::new(0, 1), &world.cold().0).await.unwrap_err();
         assert!(error.report().contains("another page"), "{}", error.report());
     });

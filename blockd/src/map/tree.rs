@@ -36,7 +36,7 @@ impl Subtree {
         Position::of(self.level, self.first)
     }
 
-    fn child(&self, slot: u64, page: PageRef) -> Self {
+    pub(super) fn child(&self, slot: u64, page: PageRef) -> Self {
         let level = self.level - 1;
         Self { page, level, first: self.first + slot * blocks_below(level) }
     }

@@ -84,6 +84,13 @@ impl<'a> MapObjectWriter<'a> {
         &self.stored
     }
 
+    /// Whether `object` is one that this writer fills or filled.
+    #[must_use]
+    pub fn holds(&self, object: &ObjectRef) -> bool {
+        self.open.as_ref().is_some_and(|(open, _)| open == object)
+            || self.stored.iter().any(|stored| stored.object == *object)
+    }
+
     /// Ends the last object; returns all of them.
     ///
     /// # Errors

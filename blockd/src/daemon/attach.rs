@@ -1,0 +1,571 @@
+//! Attaching and detaching: from a name to an export that accepts clients, and back.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use s3_backend::Store;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+use wal::Lsn;
+
+use super::exports::Export;
+use super::listeners::Address;
+use super::{Broken, Daemon, Served, Writer, to_the_end};
+use crate::control::Call;
+use crate::control::api::{Attach, AttachReply, Detach, DetachReply, Progress};
+use crate::control::view::Access;
+use crate::disk::{self, CutPolicy, Disk, Frozen, Layers};
+use crate::drain::{CheckpointPolicy, Command, Drain, Ended, Names, TableState};
+use crate::error::{Error, Kind, Result};
+use crate::failpoint;
+use crate::head::{Head, Snapshot};
+use crate::ids::{DiskName, SnapshotName, Target};
+use crate::lease::{self, Attachment, LeaseFiles, Offer, Takeover};
+use crate::objects::{HeadHandle, Tagged};
+use crate::registry;
+
+/// How often a held disk is looked at while somebody waits for it.
+const WAIT_STEP: Duration = Duration::from_millis(500);
+
+impl Daemon {
+    pub(super) async fn attach_target(
+        self: &Arc<Self>,
+        call: &Call,
+        request: Attach,
+    ) -> Result<AttachReply> {
+        if request.device.is_some() {
+            return Err(Error::new(Kind::InvalidArgument, "kernel devices are not built in yet")
+                .with_fix("attach without --device and connect nbd-client to the URI"));
+        }
+        let offer = Offer { socket: request.socket.clone(), tcp: request.tcp, device: None };
+        let _turn = self.turn(&request.target.disk).await;
+        if let Some(served) = self.served(&request.target) {
+            return self.attached_already(&served, &request, &offer);
+        }
+        let takeover = match (request.access, &request.target.snapshot) {
+            (Access::Write, None) => self.attach_for_writing(call, &request, &offer).await?,
+            (Access::Write, Some(_)) => {
+                return Err(Error::new(
+                    Kind::InvalidArgument,
+                    format!("{} is a snapshot: it is never written", request.target),
+                )
+                .with_fix("attach it with --access read, or --access branch for a fork of it"));
+            }
+            (Access::Read, _) => {
+                self.attach_for_reading(&request.target, &offer).await?;
+                None
+            }
+            (Access::Branch, _) => {
+                return Err(Error::new(Kind::InvalidArgument, "branches are not built in yet")
+                    .with_fix("fork the snapshot, then attach the fork"));
+            }
+        };
+        let served = self.served(&request.target).ok_or_else(|| {
+            Error::new(Kind::Failed, format!("{} stopped while it was attached", request.target))
+        })?;
+        Ok(AttachReply { took_over: takeover.map(super::views::took_over), ..reply(&served, false) })
+    }
+
+    fn attached_already(
+        &self,
+        served: &Served,
+        request: &Attach,
+        offer: &Offer,
+    ) -> Result<AttachReply> {
+        let stopped = served.writer.as_ref().and_then(|writer| writer.disk.stopped());
+        if let Some(reason) = stopped {
+            return Err(Error::new(
+                Kind::Poisoned,
+                format!("disk {} is stopped: {}", request.target, reason.report()),
+            )
+            .with_fix("restart the daemon: what was acknowledged is in its log"));
+        }
+        // Without a wish for an address, any address is the one asked for.
+        let same_place = *offer == Offer::default() || *offer == served.offer;
+        if served.access == request.access && same_place {
+            return Ok(reply(served, true));
+        }
+        Err(Error::new(
+            Kind::DiskBusy,
+            format!(
+                "{} is attached here with other options: {:?} at {}",
+                request.target,
+                served.access,
+                served.address
+            )
+            .to_lowercase(),
+        )
+        .with_fix(format!("use {}, or detach it first", served.address.uri(&served.target))))
+    }
+
+    async fn attach_for_writing(
+        self: &Arc<Self>,
+        call: &Call,
+        request: &Attach,
+        offer: &Offer,
+    ) -> Result<Option<Takeover>> {
+        let name = &request.target.disk;
+        let head = self.wait_for_release(call, request).await?;
+        let address = self.address(&request.target, offer)?;
+        let daemon = Arc::clone(self);
+        let (name, offer) = (name.clone(), offer.clone());
+        to_the_end(async move { daemon.take_and_open(name, head, offer, address).await }).await
+    }
+
+    /// Waits until nobody else holds the disk, as far as the request allows. The head that is
+    /// returned is free, ours, or of a holder that was seen silent.
+    async fn wait_for_release(&self, call: &Call, request: &Attach) -> Result<Tagged<Head>> {
+        let name = &request.target.disk;
+        let store = self.control_store();
+        let until = Instant::now() + Duration::from_secs(request.wait_seconds);
+        let mut settle_by = None;
+        loop {
+            let head = registry::load_by_name(&store, name).await?;
+            let Some(holder) = head.value.holder.as_ref() else { return Ok(head) };
+            if holder.host == self.host.id() {
+                return Ok(head);
+            }
+            let silent = self.observer.silence(&store, holder.host).await?;
+            let lease_time = self.config.lease_time;
+            if silent >= lease_time {
+                if request.accept_loss {
+                    return Ok(head);
+                }
+                return Err(needs_accept_loss(name, &head.value, silent));
+            }
+            let now = Instant::now();
+            // A holder that is silent was seen so for a lease time: look that long before saying no.
+            let patience = *settle_by.get_or_insert(now + lease_time + 2 * WAIT_STEP);
+            let deadline = if request.accept_loss { until.max(patience) } else { until };
+            if now >= deadline || call.is_abandoned() {
+                return Err(lease::busy(name, holder, Some(silent)));
+            }
+            call.progress(Progress {
+                doing: format!("waiting for {} to release {name}", holder.hostname),
+                ..Progress::default()
+            });
+            tokio::time::sleep(WAIT_STEP.min(lease_time / 4)).await;
+        }
+    }
+
+    async fn take_and_open(
+        self: Arc<Self>,
+        name: DiskName,
+        head: Tagged<Head>,
+        offer: Offer,
+        address: Address,
+    ) -> Result<Option<Takeover>> {
+        let store = self.control_store();
+        let files = LeaseFiles::new(&self.config.state_dir, head.value.disk);
+        let owner = wal::OwnerId::new(head.value.disk.to_bytes());
+        if self.logs.owners().contains(&owner) {
+            // A log of an attachment that this host lost: it must not meet a new epoch.
+            self.quarantine(&name, head.value.disk)?;
+        }
+        self.ensure_heartbeat().await?;
+        let foreign =
+            head.value.holder.as_ref().is_some_and(|holder| holder.host != self.host.id());
+        let (handle, takeover) = if foreign {
+            let taken =
+                lease::take_over(&store, &self.host, &files, &name, head, &offer).await?;
+            (taken.0, Some(taken.1))
+        } else {
+            (lease::acquire(&store, &self.host, &files, &name, head, &offer).await?, None)
+        };
+        failpoint::pass("attach-after-swap").await;
+        let handle = handle.with_store(self.store.clone());
+        self.open_disk(name, handle, files, offer, address).await?;
+        Ok(takeover)
+    }
+
+    /// The heartbeat exists before any lease does.
+    async fn ensure_heartbeat(&self) -> Result<()> {
+        if *self.confirmed.borrow() && self.holds_any() {
+            return Ok(());
+        }
+        self.host.beat(&self.control_store()).await
+    }
+
+    pub(super) fn holds_any(&self) -> bool {
+        self.all_served().iter().any(|served| served.writer.is_some())
+    }
+
+    /// Recovers a disk that this host holds, and offers it.
+    pub(super) async fn open_disk(
+        self: &Arc<Self>,
+        name: DiskName,
+        handle: HeadHandle,
+        files: LeaseFiles,
+        offer: Offer,
+        address: Address,
+    ) -> Result<()> {
+        let target = Target { disk: name.clone(), snapshot: None };
+        let head = handle.head().clone();
+        let started = Instant::now();
+        let disk = Arc::new(self.recover_disk(&name, &head).await?);
+        let (commands, inbox) = mpsc::channel(16);
+        let (published, head_view) = watch::channel(Arc::new(head.clone()));
+        let epoch = handle.epoch();
+        let export = Arc::new(Export::writable(target.to_string(), Arc::clone(&disk)));
+        let served = Arc::new(Served {
+            target: target.clone(),
+            access: Access::Write,
+            offer,
+            address: address.clone(),
+            export: Arc::clone(&export),
+            writer: Some(Writer { disk: Arc::clone(&disk), commands, head: head_view, epoch }),
+        });
+        let drain = Drain {
+            disk: Arc::clone(&disk),
+            names: Names::new(head.disk, epoch),
+            head: handle,
+            files,
+            uploads: Arc::clone(&self.uploads),
+            boot: self.host.boot(),
+            confirmed: self.confirmed.subscribe(),
+            stopping: self.stopping.subscribe(),
+            checkpoint: CheckpointPolicy {
+                tail_blobs_max: self.config.checkpoint_tail_blobs_max,
+                tail_bytes_max: self.config.checkpoint_tail_bytes_max,
+            },
+            table: TableState::default(),
+            published,
+        };
+        self.listeners.offer(&address, export).await?;
+        self.served.lock().expect("no panic while held").insert(target.clone(), served);
+        self.broken.lock().expect("no panic while held").remove(&name);
+        let daemon = Arc::clone(self);
+        self.tasks.spawn(async move { daemon.supervise(target, drain, inbox).await });
+        tracing::info!(
+            disk = %name,
+            epoch,
+            at = %address,
+            took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "disk attached"
+        );
+        Ok(())
+    }
+
+    async fn recover_disk(&self, name: &DiskName, head: &Head) -> Result<Disk> {
+        let drained = Lsn::new(head.drained_lsn);
+        let start = wal::Start {
+            owner: wal::OwnerId::new(head.disk.to_bytes()),
+            epoch: head.epoch,
+            floor: drained,
+        };
+        let logs = Arc::clone(&self.logs);
+        let log_recovery = async {
+            tokio::task::spawn_blocking(move || logs.start(start))
+                .await
+                .expect("recovering a log does not panic")
+                .map_err(|error| log_damaged(name, error))
+        };
+        let overlay = disk::tail_overlay(&self.fetcher, &self.store, &head.tail);
+        let ((log, recovery), overlay) = tokio::try_join!(log_recovery, overlay)?;
+        let mut layers = Layers::new(head.root.clone(), overlay, drained);
+        let replayed = disk::replay(&mut layers, recovery.records, self.config.cut_bytes)?;
+        if replayed > 0 || recovery.bytes_dropped > 0 {
+            tracing::info!(
+                disk = %name,
+                records = replayed,
+                dropped_tail_bytes = recovery.bytes_dropped,
+                "log replayed"
+            );
+        }
+        Ok(Disk::new(
+            head.disk,
+            name.clone(),
+            head.options,
+            CutPolicy {
+                bytes: self.config.cut_bytes,
+                age: self.config.cut_age,
+                undrained_bytes_max: self.config.log_bytes_max / 2,
+            },
+            head.size_bytes,
+            log,
+            layers,
+            drained,
+            Arc::clone(&self.fetcher),
+        ))
+    }
+
+    /// Runs the drain of a disk, and does what its end asks for.
+    async fn supervise(
+        self: Arc<Self>,
+        target: Target,
+        drain: Drain,
+        inbox: mpsc::Receiver<Command>,
+    ) {
+        let disk = Arc::clone(&drain.disk);
+        let ended = match tokio::spawn(drain.run(inbox)).await {
+            Ok(ended) => ended,
+            Err(failure) => {
+                disk.stop(Error::new(Kind::Failed, format!("its drain panicked: {failure}")));
+                Ended::Failed(disk.stopped().expect("it was just stopped"))
+            }
+        };
+        if let Ended::Failed(reason) = ended {
+            if reason.kind() == Kind::LeaseLost {
+                self.drop_lost(&target, &disk, reason).await;
+            }
+        }
+    }
+
+    /// Another host has the disk: its export ends here, and its log is kept aside.
+    async fn drop_lost(&self, target: &Target, disk: &Disk, reason: Arc<Error>) {
+        let Some(served) = self.served(target) else { return };
+        self.listeners.hide(&served.address, target).await;
+        self.listeners.close(&served.address, target).await;
+        close_log(disk).await;
+        if let Err(error) = self.quarantine(&target.disk, disk.id) {
+            tracing::error!(disk = %target.disk, error = %error.report(), "log not quarantined");
+        }
+        let broken = Broken { disk: disk.id, attachment: None, reason };
+        self.broken.lock().expect("no panic while held").insert(target.disk.clone(), broken);
+        self.served.lock().expect("no panic while held").remove(target);
+    }
+
+    /// Keeps the log of a lost attachment aside and forgets the attachment.
+    pub(super) fn quarantine(&self, name: &DiskName, disk: crate::ids::DiskId) -> Result<()> {
+        let owner = wal::OwnerId::new(disk.to_bytes());
+        if self.logs.owners().contains(&owner) {
+            let kept = self.logs.quarantine(owner).map_err(|error| {
+                Error::new(Kind::Failed, format!("cannot quarantine the log of disk {name}"))
+                    .with_source(error)
+            })?;
+            tracing::warn!(
+                disk = %name,
+                log = %kept.display(),
+                "the log of a lost attachment is quarantined: `blockd recover` makes a disk of it"
+            );
+        }
+        LeaseFiles::new(&self.config.state_dir, disk).remove()
+    }
+
+    async fn attach_for_reading(&self, target: &Target, offer: &Offer) -> Result<()> {
+        let store = self.control_store();
+        let head = registry::load_by_name(&store, &target.disk).await?.value;
+        let snapshot = match &target.snapshot {
+            Some(name) => registry::find_snapshot(&store, &head, name).await?,
+            None => newest_state(head),
+        };
+        let overlay = disk::tail_overlay(&self.fetcher, &store, &snapshot.tail).await?;
+        let frozen =
+            Frozen::new(snapshot.size_bytes, snapshot.root, overlay, Arc::clone(&self.fetcher));
+        let address = self.address(target, offer)?;
+        let export = Arc::new(Export::frozen(target.to_string(), frozen));
+        self.listeners.offer(&address, Arc::clone(&export)).await?;
+        let served = Served {
+            target: target.clone(),
+            access: Access::Read,
+            offer: offer.clone(),
+            address,
+            export,
+            writer: None,
+        };
+        self.served.lock().expect("no panic while held").insert(target.clone(), Arc::new(served));
+        Ok(())
+    }
+
+    pub(super) fn address(&self, target: &Target, offer: &Offer) -> Result<Address> {
+        match (&offer.socket, offer.tcp) {
+            (Some(_), Some(_)) => Err(Error::new(
+                Kind::InvalidArgument,
+                "--socket and --tcp exclude each other",
+            )
+            .with_fix("give one of them")),
+            (Some(socket), None) => Ok(Address::Unix(socket.clone())),
+            (None, Some(tcp)) => Ok(Address::Tcp(tcp)),
+            (None, None) => Ok(Address::Unix(self.default_socket(target))),
+        }
+    }
+
+    fn default_socket(&self, target: &Target) -> PathBuf {
+        self.config.runtime_dir.join(format!("{target}.sock"))
+    }
+
+    pub(super) async fn detach_target(
+        self: &Arc<Self>,
+        call: &Call,
+        request: Detach,
+    ) -> Result<DetachReply> {
+        let turn = self.turn(&request.target.disk).await;
+        let served = self.served(&request.target).ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("{} is not attached here", request.target))
+                .with_fix("see `blockd list`")
+        })?;
+        let clients = self.listeners.clients(&served.address, &request.target).await;
+        if !clients.is_empty() && !request.disconnect {
+            let peers: Vec<String> = clients.iter().map(|client| client.peer.clone()).collect();
+            return Err(Error::new(
+                Kind::DiskBusy,
+                format!("{} has {} clients: {}", request.target, peers.len(), peers.join(", ")),
+            )
+            .with_fix("disconnect them, or pass --disconnect")
+            .with_detail("clients", peers));
+        }
+        let disconnected = clients.iter().map(super::views::client).collect();
+        let daemon = Arc::clone(self);
+        let target = request.target.clone();
+        let (gone, waiting) = watch::channel(());
+        let released = to_the_end(async move {
+            let _turn = turn;
+            daemon.release(&served, waiting).await
+        });
+        let _still_asking = gone;
+        call.progress(Progress { doing: format!("draining {target}"), ..Progress::default() });
+        let drained_lsn = released.await?;
+        Ok(DetachReply { target, drained_lsn, disconnected })
+    }
+
+    /// Drains and releases; `asker` closes when nobody waits for it any more, and the disk then stays
+    /// attached unless it was released already.
+    async fn release(&self, served: &Served, mut asker: watch::Receiver<()>) -> Result<Option<u64>> {
+        let target = &served.target;
+        self.listeners.hide(&served.address, target).await;
+        let Some(writer) = &served.writer else {
+            self.withdraw(served).await;
+            return Ok(None);
+        };
+        self.listeners.disconnect(&served.address, target).await;
+        let (reply, answer) = oneshot::channel();
+        let sent = writer.commands.send(Command::Release(reply)).await;
+        let outcome = tokio::select! {
+            answer = answer => match (sent, answer) {
+                (Ok(()), Ok(answer)) => answer,
+                _ => Err(stopped_meanwhile(&writer.disk)),
+            },
+            _ = asker.changed() => Err(Error::new(Kind::StoreUnavailable, "given up")),
+        };
+        let head = match outcome {
+            Ok(head) => head,
+            Err(error) => {
+                self.listeners.offer(&served.address, Arc::clone(&served.export)).await?;
+                return Err(error);
+            }
+        };
+        self.withdraw(served).await;
+        close_log(&writer.disk).await;
+        self.logs.discard(wal::OwnerId::new(head.disk.to_bytes())).map_err(|error| {
+            Error::new(Kind::Failed, "the disk is released, but its log cannot be removed")
+                .with_source(error)
+        })?;
+        LeaseFiles::new(&self.config.state_dir, head.disk).remove()?;
+        tracing::info!(disk = %target, drained_lsn = head.drained_lsn, "disk detached");
+        Ok(Some(head.drained_lsn))
+    }
+
+    async fn withdraw(&self, served: &Served) {
+        self.listeners.close(&served.address, &served.target).await;
+        self.served.lock().expect("no panic while held").remove(&served.target);
+    }
+
+    /// Serves a disk again that was attached when the daemon last ran.
+    pub(super) async fn resume_disk(
+        self: &Arc<Self>,
+        mut attachment: Attachment,
+        store: &Store,
+    ) -> Result<()> {
+        let files = LeaseFiles::new(&self.config.state_dir, attachment.disk);
+        let name = attachment.name.clone();
+        let head = self.head_to_resume(&attachment, &files, store).await?;
+        if head.value.epoch < attachment.epoch {
+            // The swap of the intent never reached the store: there was no attachment.
+            return self.quarantine(&name, attachment.disk);
+        }
+        let handle =
+            lease::resume(&self.store, &self.host, &files, &mut attachment, head).inspect_err(
+                |_| {
+                    if let Err(error) = self.quarantine(&name, attachment.disk) {
+                        tracing::error!(disk = %name, error = %error.report(), "log not kept");
+                    }
+                },
+            )?;
+        let target = Target { disk: name.clone(), snapshot: None };
+        let address = self.address(&target, &attachment.offer)?;
+        self.open_disk(name, handle, files, attachment.offer, address).await
+    }
+
+    async fn head_to_resume(
+        &self,
+        attachment: &Attachment,
+        files: &LeaseFiles,
+        store: &Store,
+    ) -> Result<Tagged<Head>> {
+        match crate::objects::load_head(store, attachment.disk).await {
+            Ok(head) => Ok(head),
+            Err(error) if error.kind() == Kind::StoreUnavailable => {
+                tracing::warn!(
+                    disk = %attachment.name,
+                    error = %error.report(),
+                    "the store does not answer: serving from what is local"
+                );
+                files.load_head()?.ok_or(error)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn reply(served: &Served, already_attached: bool) -> AttachReply {
+    AttachReply {
+        target: served.target.clone(),
+        access: served.access,
+        uri: served.address.uri(&served.target),
+        device: None,
+        epoch: served.writer.as_ref().map(|writer| writer.epoch),
+        already_attached,
+        took_over: None,
+        state_age_seconds: None,
+    }
+}
+
+/// The newest durable state of a disk, in the shape of a snapshot.
+fn newest_state(mut head: Head) -> Snapshot {
+    let name: SnapshotName = "newest".parse().expect("a valid name");
+    let created = head.drained_unix_ms;
+    head.snapshot(name, None, crate::ids::SnapshotId::random(), created)
+}
+
+fn needs_accept_loss(name: &DiskName, head: &Head, silent: Duration) -> Error {
+    let holder = head.holder.as_ref().expect("only a held disk is taken over");
+    Error::new(
+        Kind::TakeoverNeedsAcceptLoss,
+        format!(
+            "disk {name} is held by {} (host {}), silent for {} s; it last drained at {} (lsn {})",
+            holder.hostname,
+            holder.host,
+            silent.as_secs(),
+            crate::clock::rfc3339(head.drained_unix_ms),
+            head.drained_lsn,
+        ),
+    )
+    .with_fix("bring that host back, or pass --accept-loss to go on without what it had not drained")
+    .with_detail("holder", holder.host.to_string())
+    .with_detail("drained_lsn", head.drained_lsn)
+    .with_detail("last_drained_unix_ms", head.drained_unix_ms)
+    .with_detail("silent_seconds", silent.as_secs())
+}
+
+fn log_damaged(name: &DiskName, error: wal::Error) -> Error {
+    Error::new(Kind::Corrupt, format!("the log of disk {name} cannot be replayed"))
+        .with_fix("nothing was changed or uploaded: keep the state directory and restore the file named")
+        .with_source(error)
+}
+
+/// Empties what is staged into the log's files, so that the log is whole whatever happens to it next.
+async fn close_log(disk: &Disk) {
+    let log = disk.log().clone();
+    let closed = tokio::task::spawn_blocking(move || log.close())
+        .await
+        .expect("closing a log does not panic");
+    if let Err(error) = closed {
+        tracing::warn!(disk = %disk.name, %error, "the log could not be closed");
+    }
+}
+
+fn stopped_meanwhile(disk: &Disk) -> Error {
+    let reason = disk.stopped().map_or_else(String::new, |reason| format!(": {}", reason.report()));
+    Error::new(Kind::Poisoned, format!("disk {} stopped{reason}", disk.name))
+}

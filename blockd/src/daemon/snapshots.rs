@@ -1,0 +1,163 @@
+//! Snapshots and forks.
+
+use std::sync::Arc;
+
+use super::Daemon;
+use crate::clock;
+use crate::control::Call;
+use crate::control::api::{
+    DeleteReply, Fork, ForkReply, Snapshot, SnapshotReply, SnapshotsReply,
+};
+use crate::control::view::{SnapshotState, SnapshotView};
+use crate::disk::Barrier;
+use crate::error::{Error, Kind, Result};
+use crate::head;
+use crate::ids::{DiskName, SnapshotId, SnapshotName, Target};
+use crate::{failpoint, registry};
+
+impl Daemon {
+    pub(super) async fn take_snapshot(self: Arc<Self>, request: Snapshot) -> Result<SnapshotReply> {
+        let name = request.name;
+        let _turn = self.turn(&name).await;
+        let snapshot_name = match request.snapshot {
+            Some(chosen) => chosen,
+            None => generated_name(),
+        };
+        let barrier = Barrier {
+            id: SnapshotId::random(),
+            name: snapshot_name.clone(),
+            message: request.message,
+            created_unix_ms: clock::unix_ms(),
+        };
+        let target = Target { disk: name.clone(), snapshot: Some(snapshot_name) };
+        let Some(served) = self.writer_of(&name) else {
+            let snapshot = self.snapshot_detached(&name, &barrier).await?;
+            return Ok(SnapshotReply { target, snapshot });
+        };
+        let writer = served.writer.as_ref().expect("it was found as one");
+        self.check_name_free(&name, &barrier.name).await?;
+        let lsn = writer.disk.snapshot(barrier.clone()).await?;
+        failpoint::pass("snapshot-after-barrier").await;
+        let mut view = pending(&barrier, lsn.get(), writer.disk.size_bytes());
+        if request.wait {
+            writer.disk.wait_drained(lsn).await?;
+            view.state = SnapshotState::Durable;
+            view.generation = Some(writer.head.borrow().generation);
+        }
+        Ok(SnapshotReply { target, snapshot: view })
+    }
+
+    /// Of a disk that nobody writes: one swap, at once.
+    async fn snapshot_detached(&self, name: &DiskName, barrier: &Barrier) -> Result<SnapshotView> {
+        let store = self.control_store();
+        let tagged = registry::load_by_name(&store, name).await?;
+        self.check_name_free_in(name, &tagged.value, &barrier.name).await?;
+        let head = self
+            .change_free(name, tagged, |head| {
+                let snapshot = head.snapshot(
+                    barrier.name.clone(),
+                    barrier.message.clone(),
+                    barrier.id,
+                    barrier.created_unix_ms,
+                );
+                head.snapshots.push(snapshot);
+                Ok(())
+            })
+            .await?;
+        registry::write_snapshots(&store, &head.snapshots).await?;
+        let taken = head.snapshots.iter().find(|snapshot| snapshot.id == barrier.id);
+        Ok(super::views::snapshot(taken.expect("it was just added")))
+    }
+
+    async fn check_name_free(&self, disk: &DiskName, name: &SnapshotName) -> Result<()> {
+        let head = self.head_of(disk).await?;
+        if self.pending_barriers(disk).iter().any(|(barrier, _)| barrier.name == *name) {
+            return Err(taken(disk, name));
+        }
+        self.check_name_free_in(disk, &head, name).await
+    }
+
+    async fn check_name_free_in(
+        &self,
+        disk: &DiskName,
+        head: &head::Head,
+        name: &SnapshotName,
+    ) -> Result<()> {
+        let all = registry::snapshots(&self.control_store(), head).await?;
+        match all.iter().any(|snapshot| snapshot.name == *name) {
+            true => Err(taken(disk, name)),
+            false => Ok(()),
+        }
+    }
+
+    /// Snapshots that only the log has, with their positions.
+    fn pending_barriers(&self, name: &DiskName) -> Vec<(Barrier, u64)> {
+        let Some(served) = self.writer_of(name) else { return Vec::new() };
+        let writer = served.writer.as_ref().expect("it was found as one");
+        let layers = writer.disk.layers();
+        let sealed = layers.sealed.iter();
+        sealed
+            .filter_map(|index| index.barrier.clone().map(|barrier| (barrier, index.cut.get())))
+            .collect()
+    }
+
+    pub(super) async fn list_snapshots(&self, name: DiskName) -> Result<SnapshotsReply> {
+        let head = self.head_of(&name).await?;
+        let stored = registry::snapshots(&self.control_store(), &head).await?;
+        let mut snapshots: Vec<_> = stored.iter().map(super::views::snapshot).collect();
+        for (barrier, lsn) in self.pending_barriers(&name) {
+            if stored.iter().all(|snapshot| snapshot.id != barrier.id) {
+                snapshots.push(pending(&barrier, lsn, head.size_bytes));
+            }
+        }
+        Ok(SnapshotsReply { name, snapshots })
+    }
+
+    pub(super) async fn fork_target(
+        self: &Arc<Self>,
+        _call: &Call,
+        request: Fork,
+    ) -> Result<ForkReply> {
+        Err(Error::new(
+            Kind::InvalidArgument,
+            format!("forks are not built in yet: {} was not made", request.new),
+        )
+        .with_fix("use a version that has them"))
+    }
+
+    pub(super) async fn delete_snapshot(self: &Arc<Self>, target: Target) -> Result<DeleteReply> {
+        Err(Error::new(
+            Kind::InvalidArgument,
+            format!("deleting snapshots is not built in yet: {target} is kept"),
+        )
+        .with_fix("use a version that has it"))
+    }
+}
+
+fn taken(disk: &DiskName, name: &SnapshotName) -> Error {
+    Error::new(Kind::SnapshotExists, format!("disk {disk} has a snapshot named {name}"))
+        .with_fix("choose another name, or delete that one")
+}
+
+fn pending(barrier: &Barrier, lsn: u64, size_bytes: u64) -> SnapshotView {
+    SnapshotView {
+        name: barrier.name.clone(),
+        id: barrier.id,
+        state: SnapshotState::Pending,
+        message: barrier.message.clone(),
+        size_bytes,
+        lsn,
+        generation: None,
+        created_unix_ms: barrier.created_unix_ms,
+        forks: None,
+    }
+}
+
+/// `s20260131-235958-1a2b`: when, and a few digits against two in one second.
+fn generated_name() -> SnapshotName {
+    let digits: String =
+        clock::rfc3339(clock::unix_ms()).chars().filter(char::is_ascii_digit).collect();
+    let (date, time) = digits.split_at(8);
+    let salt = SnapshotId::random().0 & 0xffff;
+    format!("s{date}-{time}-{salt:04x}").parse().expect("letters, digits and hyphens")
+}
