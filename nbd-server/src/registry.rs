@@ -77,12 +77,13 @@ impl Registry {
     pub(crate) fn register(self: &Arc<Self>, peer: String) -> (Registration, Stop) {
         let (stop, stopped) = oneshot::channel();
         let since = tokio::time::Instant::now().into_std();
-        let entry = Entry { peer, since, phase: Phase::Negotiating, stop: Some(stop) };
+        let entry =
+            Entry { peer: peer.clone(), since, phase: Phase::Negotiating, stop: Some(stop) };
         let mut entries = self.lock();
         let id = entries.next_id;
         entries.next_id += 1;
         entries.by_id.insert(id, entry);
-        (Registration { registry: Arc::clone(self), id }, stopped)
+        (Registration { registry: Arc::clone(self), id, peer }, stopped)
     }
 
     pub(crate) fn connections(&self) -> Vec<ConnectionInfo> {
@@ -142,11 +143,16 @@ impl Registry {
 pub(crate) struct Registration {
     registry: Arc<Registry>,
     id: u64,
+    peer: String,
 }
 
 impl Registration {
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    pub(crate) fn peer(&self) -> &str {
+        &self.peer
     }
 
     /// Call before an export is opened: from here on [`Registry::disconnect`] finds the

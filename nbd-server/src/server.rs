@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::export::ExportDirectory;
 use crate::limits::Limits;
 use crate::registry::{ConnectionInfo, Registration, Registry, Stop};
-use crate::session::{self, End};
+use crate::session;
 
 /// How long a new connection waits for the place of one that was ended for it.
 const EVICTION_TIMEOUT: Duration = Duration::from_secs(1);
@@ -141,6 +141,8 @@ impl<D: ExportDirectory> Accepting<D> {
             };
             match accepted {
                 Ok(client) => self.admit(client).await,
+                // This one is gone; the next is not concerned.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     self.complain(&format!("accept failed: {error}"));
                     tokio::time::sleep(ACCEPT_RETRY).await;
@@ -203,18 +205,9 @@ impl<D: ExportDirectory> Shared<D> {
         stop: Stop,
         place: OwnedSemaphorePermit,
     ) {
-        let end = session::serve(stream, &*self.directory, &self.config, &registration, stop).await;
-        log_end(registration.id(), &end);
+        session::serve(stream, &*self.directory, &self.config, &registration, stop).await;
         drop(registration);
         drop(place);
-    }
-}
-
-/// Ends are routine, except those that mean a client or a network does not work.
-fn log_end(connection: u64, end: &End) {
-    match end {
-        End::Magic(_) => tracing::warn!(connection, reason = %end, "connection ended"),
-        _ => tracing::debug!(connection, reason = %end, "connection ended"),
     }
 }
 
@@ -232,18 +225,23 @@ enum Client {
 
 impl Listener {
     async fn accept(&self) -> io::Result<Client> {
-        match self {
+        let (client, prepared) = match self {
             Self::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
-                prepare_unix(&stream)?;
-                Ok(Client::Unix(stream))
+                let prepared = prepare_unix(&stream);
+                (Client::Unix(stream), prepared)
             }
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                prepare_tcp(&stream)?;
-                Ok(Client::Tcp(stream))
+                let prepared = prepare_tcp(&stream);
+                (Client::Tcp(stream), prepared)
             }
+        };
+        if let Err(error) = prepared {
+            // It works without, or it is gone already.
+            tracing::debug!(%error, "cannot set socket options");
         }
+        Ok(client)
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use self::transmission::Transmission;
 use crate::error::OpenError;
-use crate::export::{Export, ExportDirectory};
+use crate::export::{Export, ExportDirectory, ExportInfo};
 use crate::handshake::{Close, Handshake, Negotiated, Step};
 use crate::registry::{Registration, Stop};
 use crate::request::Terms;
@@ -42,27 +42,32 @@ pub(crate) enum End {
     Io(#[from] io::Error),
 }
 
-/// Serves one client.
+/// Serves one client. Who had an export is worth a line to everyone; others come from health
+/// checks and scanners.
 pub(crate) async fn serve<S, D>(
     mut stream: S,
     directory: &D,
     config: &ServerConfig,
     registration: &Registration,
     mut stop: Stop,
-) -> End
-where
+) where
     S: AsyncRead + AsyncWrite + Unpin,
     D: ExportDirectory,
 {
+    let (connection, peer) = (registration.id(), registration.peer());
     let negotiation = negotiate(&mut stream, directory, config, registration);
     let agreed = match unless_stopped(&mut stop, negotiation, config).await {
         Ok(agreed) => agreed,
-        Err(end) => return end,
+        Err(end) => {
+            tracing::debug!(connection, peer, reason = %end, "no export chosen");
+            return;
+        }
     };
+    tracing::info!(connection, peer, export = agreed.name, "client connected");
     let end = Transmission::new(&mut stream, agreed, config).run(stop).await;
+    tracing::info!(connection, reason = %end, "client left");
     // The replies were sent; a peer that is gone does not mind how we leave.
     let _ = stream.shutdown().await;
-    end
 }
 
 /// A negotiation within its time, dropped at once when the connection has to end.
@@ -84,6 +89,7 @@ async fn unless_stopped<T>(
 /// What a negotiation comes to.
 struct Agreed<E> {
     export: Arc<E>,
+    name: String,
     terms: Terms,
     /// Bytes that were received beyond the last option.
     input: BytesMut,
@@ -102,7 +108,7 @@ where
 {
     let (mut input, mut output) = (BytesMut::new(), BytesMut::new());
     let mut machine = Handshake::start(config.payload_bytes_max, &mut output);
-    let mut export = None;
+    let mut opened = None;
     loop {
         let step = machine.step(&mut input, &mut output);
         // Before anything else, so that what waits is never more than one answer.
@@ -117,41 +123,45 @@ where
                 if enters {
                     registration.opening(&name);
                 }
-                let found = directory.open(&name).await;
-                if enters {
-                    log_refusal(registration, &name, found.as_ref().err());
-                }
-                let info = found.as_ref().map(|export| export.info());
-                match (&info, enters) {
-                    (Ok(info), true) => registration.serving(&info.name),
+                let found = open(directory, &name).await;
+                match &found {
+                    Ok((_, info)) if enters => registration.serving(&info.name),
                     _ => registration.negotiating(),
                 }
-                machine.opened(info.as_ref().map_err(|error| *error), &mut output);
-                export = found.ok();
+                machine.opened(found.as_ref().map(|(_, info)| info), &mut output);
+                opened = found.ok();
             }
             Step::List => machine.listed(&directory.list().await, &mut output),
             Step::Enter(negotiated) => {
-                let export = export.expect("transmission begins after an export was opened");
-                let terms = settle(&*export, negotiated, config);
-                return Ok(Agreed { export, terms, input });
+                let (export, info) = opened.expect("transmission begins with an open export");
+                let terms = settle(&info, negotiated, config);
+                return Ok(Agreed { export, name: info.name, terms, input });
             }
             Step::Close(reason) => return Err(reason.into()),
         }
     }
 }
 
-/// Names come from the network, so they are escaped.
-fn log_refusal(registration: &Registration, name: &str, error: Option<&OpenError>) {
-    if let Some(error) = error {
-        tracing::debug!(connection = registration.id(), export = ?name, %error, "open refused");
+/// An export and what it says of itself.
+async fn open<D: ExportDirectory>(
+    directory: &D,
+    name: &str,
+) -> Result<(Arc<D::Export>, ExportInfo), OpenError> {
+    let found = directory.open(name).await;
+    if let Err(error) = &found {
+        // Names come from the network: `?` escapes them.
+        tracing::debug!(?name, %error, "open refused");
     }
+    found.map(|export| {
+        let info = export.info();
+        (export, info)
+    })
 }
 
-fn settle(export: &impl Export, negotiated: Negotiated, config: &ServerConfig) -> Terms {
-    let info = export.info();
+fn settle(info: &ExportInfo, negotiated: Negotiated, config: &ServerConfig) -> Terms {
     Terms {
         read_only: info.read_only,
-        fast_zeroes: info.fast_zeroes && !info.read_only,
+        fast_zeroes: info.fast_zeroes,
         structured: negotiated.structured,
         block_status: negotiated.block_status,
         block_bytes_min: info.block_sizes.min,

@@ -109,7 +109,7 @@ impl Export for MemoryDisk {
 
     async fn write(&self, offset: u64, data: Bytes, _: Durability) -> Result<(), ExportError> {
         let mut rest = &data[..];
-        for Span { index, start, len } in Self::spans(offset, data.len() as u64) {
+        for Span { index, start, len } in Self::spans(offset, to_u64(data.len())) {
             let (bytes, left) = rest.split_at(len);
             self.change(index, |piece| {
                 allocated(piece)[start..start + len].copy_from_slice(bytes);
@@ -147,7 +147,7 @@ impl Export for MemoryDisk {
                 Some(_) => ExtentKind::Data,
                 None => ExtentKind::Hole,
             })?;
-            Ok(Extent { len: len as u64, kind })
+            Ok(Extent { len: to_u64(len), kind })
         };
         Self::spans(offset, len).map(describe).collect()
     }
@@ -175,6 +175,10 @@ impl ExportDirectory for Disks {
 /// The bytes of a piece, allocated if it was a hole.
 fn allocated(piece: &mut Piece) -> &mut [u8] {
     piece.get_or_insert_with(|| vec![0; PIECE_LEN].into_boxed_slice())
+}
+
+fn to_u64(len: usize) -> u64 {
+    u64::try_from(len).expect("a length in memory fits 64 bits")
 }
 
 fn to_usize(value: u64) -> usize {

@@ -321,8 +321,11 @@ where
 
     /// Takes no more requests. The first reason counts.
     fn close(&mut self, reason: End) {
-        let deadline = Box::pin(tokio::time::sleep(self.config.closing_timeout));
-        self.closing.get_or_insert(Closing { reason, deadline, deaf: false });
+        let timeout = self.config.closing_timeout;
+        self.closing.get_or_insert_with(|| {
+            let deadline = Box::pin(tokio::time::sleep(timeout));
+            Closing { reason, deadline, deaf: false }
+        });
     }
 
     /// The same when the peer is gone. The export may still finish what it has begun.

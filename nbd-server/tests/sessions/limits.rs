@@ -78,8 +78,8 @@ fn a_client_that_stops_reading_is_served_no_further() {
         assert_eq!(other.ask(FLUSH, 0, 0, 0), 0);
     }
     let asked = puppet.journal.borrow().finished - 1000;
-    // The limit, what the socket holds, and one more.
-    assert!(asked <= 8 + 8 + 1, "{asked} reads without a reader");
+    // The limit, and the few MiB that the socket holds at most; all of it would be 1.2 GiB.
+    assert!(asked < 100, "{asked} reads without a reader");
 
     for _ in 0..READS {
         assert_eq!(client.reply().1, 0);

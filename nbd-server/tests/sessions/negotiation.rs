@@ -1,8 +1,10 @@
 //! Choosing an export, by every road that clients take.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::Arc;
 
-use nbd_server::ServerConfig;
+use nbd_server::{Listener, Server, ServerConfig};
 
 use crate::client::{ACK, Client, ERR_INVALID, ERR_TOO_BIG, ERR_UNKNOWN, ERR_UNSUP};
 use crate::disk::{Disks, MemoryDisk};
@@ -101,4 +103,26 @@ fn a_client_may_send_requests_without_waiting_for_the_last_answer() {
     assert_eq!(client.option_reply().0, ACK);
     assert_eq!(client.reply(), (77, 0));
     assert_eq!(client.take(2), [0, 0]);
+}
+
+/// Fails if TCP clients are not served, or are listed without their address.
+#[test]
+fn tcp_clients_are_served_and_known_by_their_address() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let disks = Arc::new(Disks(vec![Arc::new(MemoryDisk::new("d1", SIZE))]));
+    let (server, address) = runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        (Server::start(Listener::Tcp(listener), disks, ServerConfig::default()), address)
+    });
+    let mut stream = TcpStream::connect(address).unwrap();
+    let mut bytes = [0; 18 + 10];
+    stream.read_exact(&mut bytes[..18]).unwrap();
+    stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x02d1").unwrap();
+    stream.read_exact(&mut bytes[18..]).unwrap();
+    assert_eq!(bytes[18..26], SIZE.to_be_bytes());
+    let peer = &server.connections()[0].peer;
+    assert_eq!(*peer, stream.local_addr().unwrap().to_string());
+    runtime.block_on(server.shutdown());
+    assert_eq!(stream.read(&mut bytes).unwrap(), 0);
 }

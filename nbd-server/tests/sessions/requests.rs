@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nbd_server::{Durability, Hole, ServerConfig};
+use nbd_server::{Durability, Hole, Listener, Server, ServerConfig};
 
 use crate::client::*;
 use crate::hosts::{Call, FAILS_AT, Host, Puppet, SHORT_AT, Stage, memory, puppet};
@@ -204,4 +204,34 @@ fn an_export_may_grow_while_it_is_served() {
     assert_eq!(client.write(0, size, b"beyond"), ENOSPC);
     puppet.size.store(2 * size, Ordering::Relaxed);
     assert_eq!(client.write(0, size, b"beyond"), 0);
+}
+
+/// Fails if a connection needs more than the one thread it runs on.
+#[test]
+fn a_single_thread_is_enough() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let path = socket.clone();
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let (started, ready) = std::sync::mpsc::sync_channel(1);
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let listener = Listener::Unix(tokio::net::UnixListener::bind(path).unwrap());
+            let stage = Arc::new(Stage(Puppet::new()));
+            let server = Server::start(listener, stage, ServerConfig::default());
+            started.send(()).unwrap();
+            stopped.await.unwrap();
+            server.shutdown().await;
+        });
+    });
+    ready.recv().unwrap();
+    let (mut first, mut second) = (Client::enter(&socket, ""), Client::enter(&socket, ""));
+    for _ in 0..100 {
+        assert_eq!(first.write(0, 0, &[1; 100_000]), 0);
+        assert_eq!(second.read(0, 100_000).unwrap().len(), 100_000);
+    }
+    stop.send(()).unwrap();
+    first.expect_end();
+    thread.join().unwrap();
 }
