@@ -6,6 +6,8 @@
 //! `BLOCKD_WRITE_GOLDEN=1 cargo test -p blockd --test golden` writes files that are missing, and never
 //! one that is there.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

@@ -297,12 +297,8 @@ impl Checkpoint<'_, '_> {
     /// Copies the inner pages below the root that lie elsewhere, where they are small, so that one
     /// read fetches them with it.
     async fn bring_together(&mut self, top: &mut Pending) -> Result<()> {
-        let upper = self.upper;
-        let is_near = |page: &PageRef| {
-            upper.is_some_and(|(object, start)| page.object == object && page.offset >= start)
-        };
-        let far: Vec<_> =
-            top.children.iter_mut().filter(|(_, page)| !is_near(page)).collect();
+        let is_far = |page: &PageRef| !self.writer.holds(&page.object);
+        let far: Vec<_> = top.children.iter_mut().filter(|(_, page)| is_far(page)).collect();
         let far_bytes: u64 = far.iter().map(|(_, page)| u64::from(page.len)).sum();
         if top.position.level < 2 || far_bytes > UPPER_COPIED_BYTES_MAX {
             return Ok(());

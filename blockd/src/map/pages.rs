@@ -34,6 +34,9 @@ pub struct Pages {
     cache: Cache<Key, Arc<Page>, Weigh>,
 }
 
+/// Most that is read at once of the pages above the leaves.
+const PRELOAD_BYTES_MAX: u32 = 1 << 20;
+
 /// Object and offset of a page.
 type Key = (ObjectRef, u32);
 
@@ -109,10 +112,10 @@ impl Pages {
     /// When they cannot be had, or are not what was written.
     pub async fn preload(&self, root: &Root) -> Result<()> {
         let Some(top) = root.subtree() else { return Ok(()) };
-        let Some(offset) = (top.page.offset + top.page.len).checked_sub(root.upper_bytes) else {
-            return Err(corrupt_page(&top.page, &"more upper bytes than there are"));
-        };
-        let together = PageRef { offset, len: root.upper_bytes, ..top.page };
+        let end = top.page.offset.saturating_add(top.page.len);
+        let len = root.upper_bytes.min(PRELOAD_BYTES_MAX).max(top.page.len).min(end);
+        let offset = end - len;
+        let together = PageRef { offset, len, ..top.page };
         let bytes = self.source.load(&together).await?;
         let mut pending = vec![top];
         while let Some(tree) = pending.pop() {

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use super::*;
 use crate::blob::Location;
 use crate::error::{Error, Kind, Result};
 use crate::extent_map::{Advance, ExtentMap};
-use crate::geometry::{BlockRange, to_usize};
+use crate::geometry::{BlockRange, to_u64, to_usize};
 use crate::ids::{DiskId, Nonce, ObjectId};
 
 /// A store of map objects in memory.
@@ -128,6 +128,21 @@ impl World {
         (Pages::new(Arc::new(counted), 1 << 20), loads)
     }
 
+    /// Every page of a subtree.
+    async fn pages_below(&self, tree: Option<Subtree>) -> HashSet<PageRef> {
+        let mut all = HashSet::new();
+        let mut walk = Walk::new(tree, BlockRange::new(0, TREE_BLOCKS), &self.pages);
+        let mut visit = |tree: Subtree| assert!(all.insert(tree.page), "told twice");
+        while walk.next(&mut visit).await.unwrap().is_some() {}
+        all
+    }
+
+    /// Bytes of all map objects that were ever stored.
+    fn written(&self) -> u64 {
+        let objects = self.objects.objects.lock().unwrap();
+        objects.values().map(|bytes| to_u64(bytes.len())).sum()
+    }
+
     async fn all(&self) -> BTreeMap<u64, Location> {
         let range = BlockRange::new(0, TREE_BLOCKS);
         let mut walk = Walk::new(self.root.subtree(), range, &self.pages);
@@ -202,7 +217,8 @@ proptest! {
                     overlay.insert(range, location);
                 }
                 let before = world.model.clone();
-                let old = world.root;
+                let mut pages = world.pages_below(world.root.subtree()).await;
+                let written_before = world.written();
                 let changes = world.checkpoint(&overlay).await;
                 prop_assert_eq!(&world.all().await, &world.model);
 
@@ -219,7 +235,11 @@ proptest! {
                                 prop_assert_eq!(accounted.remove(&block), Some(place));
                             }
                         }
+                        Change::PageDropped(page) => prop_assert!(pages.remove(&page)),
                         Change::SubtreeDropped(tree) => {
+                            for page in world.pages_below(Some(tree)).await {
+                                prop_assert!(pages.remove(&page));
+                            }
                             let mut walk = Walk::new(Some(tree), tree.range(), &world.pages);
                             while let Some(extents) = walk.next(&mut |_| {}).await.unwrap() {
                                 for (block, place) in spread(extents) {
@@ -227,13 +247,18 @@ proptest! {
                                 }
                             }
                         }
-                        Change::PageDropped(page) => prop_assert!(old.page.is_some(), "{:?}", page),
                     }
                 }
                 prop_assert_eq!(&accounted, &world.model);
+                let now = world.pages_below(world.root.subtree()).await;
+                prop_assert!(pages.is_subset(&now), "a page went without a word");
+                let new: u64 = now.difference(&pages).map(|page| u64::from(page.len)).sum();
+                prop_assert_eq!(new, world.written() - written_before, "bytes that nothing needs");
             }
             let range = BlockRange { start: probe.0.min(probe.1), end: probe.0.max(probe.1) };
-            let found = lookup(&world.root, range, &world.pages).await.unwrap();
+            let (cold, _) = world.cold();
+            cold.preload(&world.root).await.unwrap();
+            let found = lookup(&world.root, range, &cold).await.unwrap();
             let mut at = range.start;
             for (part, _) in &found {
                 prop_assert_eq!(part.start, at);
@@ -359,5 +384,30 @@ fn readers_of_one_page_share_one_fetch_and_a_failed_fetch_is_tried_again() {
         let (a, b, c) = tokio::join!(one(), one(), one());
         assert!(a.unwrap() == b.unwrap() && c.is_ok());
         assert_eq!(loads.load(Ordering::Relaxed), 2, "the failed fetch, and one for all readers");
+    });
+}
+
+#[test]
+fn one_read_fetches_all_pages_above_the_leaves_of_a_disk_of_16_gib() {
+    run(async {
+        let mut world = World::new(MAP_OBJECT_BYTES);
+        for round in 0..5 {
+            let mut overlay = ExtentMap::new();
+            for chunk in 0..if round == 0 { 4096 } else { 3 } {
+                overlay.insert(
+                    BlockRange::new((chunk + round * 700) * CHUNK_BLOCKS, 1),
+                    data(1, 1, 0),
+                );
+            }
+            world.checkpoint(&overlay).await;
+            let (cold, loads) = world.cold();
+            cold.preload(&world.root).await.unwrap();
+            for chunk in [0, 600, 1100, 3000, 4095] {
+                let before = loads.load(Ordering::Relaxed);
+                lookup(&world.root, BlockRange::new(chunk * CHUNK_BLOCKS, 1), &cold).await.unwrap();
+                let fetched = loads.load(Ordering::Relaxed) - before;
+                assert_eq!(fetched, 1, "the leaf alone, in round {round}");
+            }
+        }
     });
 }

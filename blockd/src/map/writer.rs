@@ -16,7 +16,7 @@ pub const MAP_OBJECT_BYTES: usize = 16 << 20;
 
 /// Where finished map objects go: the drain's uploads.
 #[async_trait]
-pub trait MapSink: Send {
+pub trait MapSink: Send + Sync {
     /// The name of the next map object, never given before.
     fn next_object(&mut self) -> ObjectRef;
 
