@@ -13,6 +13,7 @@ mod host_loss;
 mod idle;
 mod lease;
 mod local_db;
+mod log_io;
 mod nbd;
 mod outage;
 mod store_faults;

@@ -472,39 +472,3 @@ fn a_kill_at_every_named_point_of_the_drain_loses_nothing() {
         daemon.finish();
     }
 }
-
-/// Fails if a write or sync that the device refused is acknowledged, now or by a later flush. (W09)
-#[test]
-fn a_failed_sync_stops_the_disk_and_is_never_tried_again() {
-    let Some(strace) = tools::need("strace") else { return };
-    let store = Store::directory();
-    let mut daemon = Daemon::start(store.settings().arg("--log-sync=fdatasync"));
-    let export = daemon.create_attached("disk", "64M");
-    let mut guest = export.connect();
-    guest.write(0, &[1; 4096]).unwrap();
-    guest.flush().unwrap();
-    let pid = daemon.pid().to_string();
-    let words =
-        ["-f", "-qq", "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=1", "-p"];
-    let mut tracer = strace.command();
-    tracer.args(words).arg(&pid).stderr(std::process::Stdio::null());
-    let mut tracer = tracer.spawn().expect("attach strace");
-    wait::until_true("strace holds the daemon", LIMIT, || {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        !status.contains("TracerPid:\t0")
-    });
-    daemon.log().expect("disk");
-    wait::until_true("a flush meets the error", LIMIT, || {
-        let _written = guest.write(4096, &[2; 4096]);
-        guest.flush().is_err()
-    });
-    assert!(guest.flush().is_err(), "a later flush was acknowledged");
-    assert!(Client::connect(&export.address, &export.name).is_err() || guest.flush().is_err());
-    tracer.kill().expect("end strace");
-    tracer.wait().expect("wait for strace");
-    assert_eq!(daemon.show("disk")["state"], "stopped");
-    daemon.kill9();
-    daemon.launch();
-    assert_eq!(export.connect_when_served().read(0, 4096).unwrap(), [1; 4096]);
-    daemon.finish();
-}
