@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::args::{Common, Serve};
 use super::output::Output;
-use crate::config::{Config, Environment, Resolved, settings};
+use crate::config::{Environment, Resolved, settings};
 use crate::error::{Error, Kind, Result};
 
 /// Resolves the settings of `serve`. `--control` is an option of every command, so it is added here.
@@ -45,12 +45,7 @@ pub fn run(common: &Common, serve: &Serve, environment: Environment<'_>) -> Resu
         .enable_all()
         .build()
         .map_err(|error| Error::new(Kind::Failed, "start the runtime").with_source(error))?;
-    runtime.block_on(daemon(config))
-}
-
-/// Stands in for the daemon until it is part of the build.
-async fn daemon(config: Config) -> Result<()> {
-    Err(Error::new(Kind::Failed, format!("no daemon is built in to serve {}", config.store)))
+    runtime.block_on(crate::daemon::serve(config))
 }
 
 /// Messages go to stderr: with colours on a terminal only, and without times where the journal has
