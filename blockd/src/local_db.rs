@@ -7,8 +7,8 @@
 //!   written by another version, is removed and begun anew.
 //! - An error is a miss, or a write that was not taken; it is logged once until the database works
 //!   again. [`LocalDb::reopen_if_failing`] brings it back, so no bad spell lasts for ever.
-//! - Writes are not synced: they survive the daemon, and a power cut may take the newest of them.
-//!   Readers must therefore check what they find (the cache does, by position and by CRC).
+//! - Writes are not synced, unless asked for: they survive the daemon, and a power cut may take the
+//!   newest of them. Readers must therefore check what they find (the cache does, by position and by CRC).
 //! - Memory and files are bounded by the constants below, however large the database grows.
 //!
 //! Calls block. Most gets are answered from memory in a few microseconds (a filter answers most
@@ -127,6 +127,7 @@ pub struct LocalDb {
     /// Held by whoever adds a page.
     pub(crate) pages_turn: Mutex<()>,
     failing: AtomicBool,
+    reopen_delay: Duration,
     reopen_at: Mutex<Instant>,
 }
 
@@ -135,13 +136,18 @@ impl LocalDb {
     /// Never fails: without a working database every get is a miss.
     #[must_use]
     pub fn open(dir: &Path) -> Arc<Self> {
+        Self::open_with(dir, REOPEN_DELAY)
+    }
+
+    fn open_with(dir: &Path, reopen_delay: Duration) -> Arc<Self> {
         let db = open_or_begin_anew(dir);
         Arc::new(Self {
             dir: dir.to_owned(),
             failing: AtomicBool::new(db.is_none()),
             db: RwLock::new(db),
             pages_turn: Mutex::new(()),
-            reopen_at: Mutex::new(Instant::now() + REOPEN_DELAY),
+            reopen_delay,
+            reopen_at: Mutex::new(Instant::now() + reopen_delay),
         })
     }
 
@@ -189,9 +195,15 @@ impl LocalDb {
         scanned.is_some_and(|scanned| self.noted("scan", scanned).is_some())
     }
 
+    /// Waits until everything written before is on stable media; `false` when that cannot be said.
+    pub fn sync(&self) -> bool {
+        let synced = self.with(Family::Cache, |db, _| db.flush_wal(true));
+        synced.is_some_and(|synced| self.noted("sync", synced).is_some())
+    }
+
     /// Closes and opens the database again if it has failed since it was opened, at most once in ten
     /// seconds; what does not open is begun anew. This takes long enough to belong on a thread that
-    /// serves nobody.
+    /// serves nobody; gets and writes wait meanwhile.
     pub fn reopen_if_failing(&self) {
         if !self.failing.load(Ordering::Relaxed) {
             return;
@@ -201,7 +213,7 @@ impl LocalDb {
             if Instant::now() < *reopen_at {
                 return;
             }
-            *reopen_at = Instant::now() + REOPEN_DELAY;
+            *reopen_at = Instant::now() + self.reopen_delay;
         }
         let mut db = self.db.write().unwrap_or_else(PoisonError::into_inner);
         // The old handle holds the lock of the directory until it is dropped.
@@ -330,4 +342,107 @@ fn table_options(cache: &Cache) -> Options {
     options.set_target_file_size_base(8 << 20);
     options.set_max_bytes_for_level_base(32 << 20);
     options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(db: &LocalDb, key: &[u8], value: &[u8]) -> bool {
+        let mut batch = Batch::new(Family::Cache);
+        batch.put(key, value);
+        db.write(batch)
+    }
+
+    fn rows(db: &LocalDb, keys: Range<&[u8]>) -> Vec<Vec<u8>> {
+        let mut rows = Vec::new();
+        assert!(db.scan(Family::Cache, keys, |key, _| {
+            rows.push(key.to_vec());
+            ControlFlow::Continue(())
+        }));
+        rows
+    }
+
+    #[test]
+    fn a_batch_is_there_after_a_restart_and_only_in_its_family() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = LocalDb::open(dir.path());
+        for key in [b"a", b"b", b"c", b"d"] {
+            assert!(put(&db, key, b"1"));
+        }
+        let mut batch = Batch::new(Family::Cache);
+        batch.delete(b"a");
+        batch.delete_range(b"b".to_vec()..b"d".to_vec());
+        batch.put(b"e", b"2");
+        assert!(db.write(batch) && db.sync());
+        drop(db);
+        let db = LocalDb::open(dir.path());
+        assert_eq!(rows(&db, b"a"..b"z"), [b"d", b"e"]);
+        assert_eq!(rows(&db, b"d"..b"e"), [b"d"]);
+        assert_eq!(db.get(Family::Cache, b"e").unwrap(), b"2");
+        assert_eq!(db.get(Family::Pages, b"e"), None);
+    }
+
+    #[test]
+    fn a_database_of_another_version_is_begun_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = LocalDb::open(dir.path());
+        assert!(put(&db, b"a", b"1"));
+        let locked = db.db.read().unwrap();
+        locked.as_ref().unwrap().put(VERSION_KEY, b"2").unwrap();
+        drop(locked);
+        drop(db);
+        let db = LocalDb::open(dir.path());
+        assert_eq!(db.get(Family::Cache, b"a"), None);
+        assert!(put(&db, b"a", b"1"));
+    }
+
+    #[test]
+    fn a_second_opening_neither_works_nor_harms_the_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = LocalDb::open(dir.path());
+        assert!(put(&first, b"a", b"1"));
+        let second = LocalDb::open(dir.path());
+        assert!(!put(&second, b"b", b"2"));
+        assert_eq!(second.get(Family::Cache, b"a"), None);
+        drop((first, second));
+        assert_eq!(LocalDb::open(dir.path()).get(Family::Cache, b"a").unwrap(), b"1");
+    }
+
+    #[test]
+    fn deleted_under_load_it_fails_softly_and_comes_back_empty() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("db");
+        let db = LocalDb::open_with(&dir, Duration::ZERO);
+        let value = vec![7; 64 << 10];
+        let mut numbers = 0_u32..10_000;
+        let mut put_next = || put(&db, &numbers.next().unwrap().to_be_bytes(), &value);
+        for _ in 0..200 {
+            put_next();
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+        // Until it wants a new file.
+        while !db.failing.load(Ordering::Relaxed) {
+            put_next();
+            db.get(Family::Cache, &1_u32.to_be_bytes());
+        }
+        db.reopen_if_failing();
+        assert!(dir.exists());
+        assert!(put(&db, b"a", b"1"));
+        assert_eq!(db.get(Family::Cache, b"a").unwrap(), b"1");
+        assert_eq!(db.get(Family::Cache, &1_u32.to_be_bytes()), None);
+    }
+
+    #[test]
+    fn its_own_logs_stay_few() {
+        let dir = tempfile::tempdir().unwrap();
+        for _ in 0..6 {
+            drop(LocalDb::open(dir.path()));
+        }
+        let logs = std::fs::read_dir(dir.path())
+            .unwrap()
+            .filter(|file| file.as_ref().unwrap().file_name().to_string_lossy().starts_with("LOG"))
+            .count();
+        assert!(logs <= 3, "{logs} log files");
+    }
 }

@@ -124,13 +124,23 @@ impl DataFile {
     /// Opens or creates the file, with O_DIRECT where the file system has it: what is cached here
     /// need not be cached by the kernel as well.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let file = match rustix::fs::open(path, flags | OFlags::DIRECT, mode) {
-            Err(Errno::INVAL) => rustix::fs::open(path, flags, mode),
-            other => other,
-        };
-        Ok(Self { file: file?.into() })
+        match Self::open_with(path, OFlags::DIRECT) {
+            Ok(file) if file.takes_blocks() => Ok(file),
+            Ok(_) | Err(Errno::INVAL) => Ok(Self::open_with(path, OFlags::empty())?),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn open_with(path: &Path, flags: OFlags) -> Result<Self, Errno> {
+        let flags = flags | OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+        Ok(Self { file: file.into() })
+    }
+
+    /// Whether reads of a block at a block boundary are allowed: O_DIRECT may want more than that.
+    fn takes_blocks(&self) -> bool {
+        let read = self.file.read_at(AlignedBuffer::new(BLOCK_LEN).as_mut(), 0);
+        !read.is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput)
     }
 
     /// The header, or `None` when there is none that can be used.

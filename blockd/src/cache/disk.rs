@@ -236,9 +236,11 @@ fn adopt(header: Header, ring: Ring, boot: BootId, db: &Arc<LocalDb>) -> Option<
     // Rows from here on are of writes that a power cut may have undone, or (in a file that was
     // restored from a copy) of writes that this file has never seen.
     let trusted_end = if header.boot == boot { header.reserved_end } else { header.synced_end };
+    // Removed for good: later headers no longer tell which these were.
     let forgotten = index.forget_other_files()
         && index.forget(0..ring.oldest(header.reserved_end))
-        && index.forget(trusted_end..u64::MAX);
+        && index.forget(trusted_end..u64::MAX)
+        && index.sync();
     forgotten.then_some((Header { boot, ..header }, index))
 }
 

@@ -115,6 +115,11 @@ impl Index {
         self.db.write(batch)
     }
 
+    /// Waits until what was removed is removed for good; `false` when that cannot be said.
+    pub(super) fn sync(&self) -> bool {
+        self.db.sync()
+    }
+
     /// Gives a failing database the chance to come back.
     pub(super) fn heal(&self) {
         self.db.reopen_if_failing();

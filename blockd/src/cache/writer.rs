@@ -190,10 +190,11 @@ impl<'a> Writer<'a> {
         self.kept.clear();
         let disk = self.disk;
         let mut room = disk.ring.segment / 2;
-        for key in disk.index.keys(given_up_next).unwrap_or_default() {
+        for key in disk.index.keys(given_up_next.clone()).unwrap_or_default() {
             let Some((frame, position)) = disk.find(&key) else { continue };
             let len = to_u64(frame.len());
-            if disk.was_read(position) && len <= room {
+            let lies_there = given_up_next.contains(&position);
+            if lies_there && disk.was_read(position) && len <= room {
                 room -= len;
                 self.kept.push_back(key);
             }
