@@ -10,9 +10,6 @@ use std::collections::BTreeMap;
 
 use crate::geometry::BlockRange;
 
-#[cfg(test)]
-mod tests;
-
 /// A value that covers a run of blocks.
 pub trait Advance: Clone {
     /// The value of what remains when the first `blocks` blocks of its extent are cut off.
@@ -149,8 +146,7 @@ impl<V: Advance> ExtentMap<V> {
             extent.end = range.start;
             tail = cut(range.start, old, range, &mut lost, &mut displaced);
         }
-        while let Some((&start, _)) = self.extents.range(range.start..range.end).next() {
-            let old = self.extents.remove(&start).expect("it was just found");
+        for (start, old) in self.extents.extract_if(range.start..range.end, |_, _| true) {
             tail = cut(start, old, range, &mut lost, &mut displaced);
         }
         if let Some(tail) = tail {
@@ -231,3 +227,6 @@ fn cut<V: Advance>(
     displaced(BlockRange { start, end }, old.value);
     tail
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,7 +38,7 @@ use super::{BLOB_BYTES_MAX, FRAME_BLOCKS_MAX, Location, corrupt};
 use crate::codec::{
     Decoded, Malformed, Reader, decode_objects, encode_objects, put_delta, put_varint, seal, unseal,
 };
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::geometry::{BlockRange, to_u64, to_usize};
 use crate::ids::{DiskId, Nonce, ObjectId, ObjectRef};
 
@@ -215,7 +215,7 @@ fn decode_trailer(tail: &[u8]) -> Decoded<Trailer> {
 /// [`TRAILER_LEN`] bytes.
 ///
 /// # Errors
-/// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when they are no trailer.
+/// [`Kind::Corrupt`] when they are no trailer.
 pub fn footer_len(tail: &[u8], blob: &ObjectRef) -> Result<u64> {
     let trailer = decode_trailer(tail).map_err(|why| corrupt_tail(blob, &why))?;
     Ok(to_u64(trailer.footer_len + TRAILER_LEN))
@@ -224,15 +224,15 @@ pub fn footer_len(tail: &[u8], blob: &ObjectRef) -> Result<u64> {
 /// Reads the footer from the last bytes of a blob, at least [`footer_len`] of them.
 ///
 /// # Errors
-/// [`Kind::Corrupt`](crate::error::Kind::Corrupt) unless these are the bytes that were written for
+/// [`Kind::Corrupt`] unless these are the bytes that were written for
 /// this blob.
 pub fn decode_footer(tail: &[u8], blob: &ObjectRef) -> Result<Footer> {
     let trailer = decode_trailer(tail).map_err(|why| corrupt_tail(blob, &why))?;
     decode(tail, &trailer, blob).map_err(|why| corrupt(blob, trailer.footer_offset, "footer", &why))
 }
 
-fn corrupt_tail(blob: &ObjectRef, why: &Malformed) -> crate::error::Error {
-    crate::error::Error::new(crate::error::Kind::Corrupt, format!("blob {blob}: trailer: {why}"))
+fn corrupt_tail(blob: &ObjectRef, why: &Malformed) -> Error {
+    Error::new(Kind::Corrupt, format!("blob {blob}: trailer: {why}"))
         .with_detail("object", blob.blob_key().to_string())
 }
 

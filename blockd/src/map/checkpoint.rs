@@ -1,8 +1,8 @@
 //! The next tree from the last one and an overlay of newer extents.
 //!
-//! Only leaves that the overlay touches are read and written again, and the path above them, one leaf
-//! at a time, so that memory is bounded by a few pages per level. Leaves go first and the pages above
-//! them follow together, the root last. A zero extent over whole subtrees takes them out of the page
+//! Only leaves that the overlay touches are read and written again, and the path above them. Leaves
+//! are written one at a time; the pages above wait for the last leaf of the page that they are below,
+//! at most 512 of them per level, and follow together, the root last. A zero extent over whole subtrees takes them out of the page
 //! above without reading them: what they held is for the caller to account for later, from the
 //! [`Subtree`] that is reported.
 //!
@@ -146,24 +146,21 @@ impl Checkpoint<'_, '_> {
 
     fn inner(&mut self, position: Position, old: Option<Subtree>) -> BoxFuture<'_, Result<Node>> {
         async move {
-            // Above the old root there is no old page, and that root is the first child.
             let replaces = old.filter(|old| old.level == position.level);
-            let before = match load(self.pages, replaces).await?.as_deref() {
-                Some(Page { body: Body::Inner(inner), .. }) => inner.children().collect(),
-                _ => Vec::new(),
+            let page = load(self.pages, replaces).await?;
+            let olds: Vec<_> = match (replaces, page.as_deref()) {
+                (Some(old), Some(Page { body: Body::Inner(inner), .. })) => {
+                    inner.children().map(|(slot, page)| (slot, old.child(slot, page))).collect()
+                }
+                // Above the old root there is no old page, and that root is the first child.
+                _ => old.map(|old| (0, old)).into_iter().collect(),
             };
-            let subtree = |(slot, page): &(u64, PageRef)| {
-                let child = position.child(*slot);
-                Subtree { page: *page, level: child.level, first: child.range().start }
-            };
-            let mut olds: Vec<_> = before.iter().map(|child| (child.0, subtree(child))).collect();
-            if replaces.is_none() {
-                olds.extend(old.map(|old| (0, old)));
-            }
             let children = self.children(position, &olds).await?;
+            let unchanged =
+                children.iter().copied().eq(olds.iter().map(|&(slot, old)| (slot, old.page)));
             let replaces = replaces.map(|old| old.page);
             match replaces {
-                Some(page) if children == before => Ok(Node::Stored(page)),
+                Some(page) if unchanged => Ok(Node::Stored(page)),
                 _ if children.is_empty() => {
                     self.drop_page(replaces);
                     Ok(Node::Absent)
