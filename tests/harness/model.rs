@@ -10,6 +10,7 @@
 //! - after a power cut: does every block hold at least its last *flushed* version?
 //! - after the loss of a host: is there one tick that every block agrees on, and how far back is it?
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::nbd_client::{Client, Failure};
@@ -267,8 +268,17 @@ impl Model {
     /// back the latest such moment lies.
     #[track_caller]
     pub fn assert_one_moment(&self, image: &Image) -> Verdict {
+        self.assert_one_moment_within(image, 0..=Tick::MAX)
+    }
+
+    /// Asserts that the image equals the disk at one moment of these: it holds all that was
+    /// acknowledged before the first, and nothing that was sent after the last.
+    #[track_caller]
+    pub fn assert_one_moment_within(&self, image: &Image, when: RangeInclusive<Tick>) -> Verdict {
         self.assert_whole(image);
-        let mut steps = Vec::new();
+        // The allowed moments count as one more block, which agrees with nothing else.
+        let window = u64::try_from(self.blocks.len()).expect("a count of blocks fits 64 bits");
+        let mut steps = vec![(*when.start(), 0, window), (*when.end(), 1, window)];
         for (block, (versions, content)) in (0u64..).zip(self.blocks.iter().zip(&image.0)) {
             let spans = spans_of(versions, content);
             assert!(!spans.is_empty(), "block {block} holds {content:?}, never written");
@@ -277,7 +287,7 @@ impl Model {
                 steps.push((to, 1, block));
             }
         }
-        let moment = common_moment(steps, self.blocks.len()).unwrap_or_else(|best| {
+        let moment = common_moment(steps, self.blocks.len() + 1).unwrap_or_else(|best| {
             panic!("no moment fits every block: {}", self.describe(image, best))
         });
         self.verdict(image, moment)

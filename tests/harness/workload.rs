@@ -74,7 +74,9 @@ pub struct Clock {
 }
 
 impl Clock {
-    fn tick(&self) -> Tick {
+    /// A moment of its own, between those of sends and acknowledgements.
+    #[must_use]
+    pub fn tick(&self) -> Tick {
         self.ticks.fetch_add(1, Ordering::SeqCst) + 1
     }
 

@@ -16,6 +16,7 @@ mod local_db;
 mod log_io;
 mod nbd;
 mod outage;
+mod snapshot;
 mod store_faults;
 mod tidy;
 mod wal;

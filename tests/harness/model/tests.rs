@@ -86,6 +86,17 @@ fn after_the_loss_of_a_host_every_block_is_of_one_moment() {
 }
 
 #[test]
+fn a_moment_can_be_bounded_on_both_sides() {
+    let fits = |versions, when| {
+        let run = || model().assert_one_moment_within(&image(versions), when);
+        std::panic::catch_unwind(run).is_ok()
+    };
+    assert!(fits([1, 2], 4..=5), "between the second and the third write");
+    assert!(!fits([1, 2], 7..=9), "the third was acknowledged before");
+    assert!(!fits([3, 2], 2..=4), "the third was sent after");
+}
+
+#[test]
 fn zeros_of_several_writes_are_told_apart_by_their_moment() {
     let mut model = Model::new(2);
     let zero =
