@@ -10,6 +10,7 @@ use aws_config::profile::ProfileFileRegionProvider;
 use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_credential_types::Credentials;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{
     RequestChecksumCalculation, ResponseChecksumValidation, StalledStreamProtectionConfig,
@@ -28,6 +29,8 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Clients {
     url: S3Url,
+    /// Given by hand, else found where the SDK finds them.
+    credentials: Option<Credentials>,
     read_pool: Http,
     write_pool: Http,
     pair: RwLock<Arc<Pair>>,
@@ -41,7 +44,7 @@ struct Pair {
 }
 
 impl Clients {
-    pub(super) async fn new(url: &S3Url) -> Result<Self, Error> {
+    pub(super) async fn new(url: &S3Url, credentials: Option<Credentials>) -> Result<Self, Error> {
         let https = url.endpoint.as_deref().is_none_or(|endpoint| endpoint.starts_with("https:"));
         let pool = || {
             Http::new(https).map_err(|error| {
@@ -50,8 +53,9 @@ impl Clients {
             })
         };
         let (read_pool, write_pool) = (pool()?, pool()?);
-        let pair = load(url, &read_pool, &write_pool).await;
-        Ok(Self { url: url.clone(), read_pool, write_pool, pair: RwLock::new(Arc::new(pair)) })
+        let pair = load(url, &credentials, &read_pool, &write_pool).await;
+        let pair = RwLock::new(Arc::new(pair));
+        Ok(Self { url: url.clone(), credentials, read_pool, write_pool, pair })
     }
 
     /// The client for what brings bytes down.
@@ -70,7 +74,7 @@ impl Clients {
         if self.pair().loaded_at.elapsed() < RELOAD_INTERVAL {
             return;
         }
-        let pair = load(&self.url, &self.read_pool, &self.write_pool).await;
+        let pair = load(&self.url, &self.credentials, &self.read_pool, &self.write_pool).await;
         *self.pair.write().expect("no code panics while it holds the clients") = Arc::new(pair);
     }
 
@@ -79,7 +83,12 @@ impl Clients {
     }
 }
 
-async fn load(url: &S3Url, read_pool: &Http, write_pool: &Http) -> Pair {
+async fn load(
+    url: &S3Url,
+    credentials: &Option<Credentials>,
+    read_pool: &Http,
+    write_pool: &Http,
+) -> Pair {
     let given = RegionProviderChain::first_try(url.region.clone().map(Region::new))
         .or_else(EnvironmentVariableRegionProvider::new())
         .or_else(ProfileFileRegionProvider::new());
@@ -88,11 +97,13 @@ async fn load(url: &S3Url, read_pool: &Http, write_pool: &Http) -> Pair {
         Some(_) => given.or_else("us-east-1"),
         None => given.or_default_provider(),
     };
-    let config = aws_config::defaults(BehaviorVersion::latest())
+    let mut loader = aws_config::defaults(BehaviorVersion::latest())
         .region(region)
-        .http_client(read_pool.clone())
-        .load()
-        .await;
+        .http_client(read_pool.clone());
+    if let Some(credentials) = credentials {
+        loader = loader.credentials_provider(credentials.clone());
+    }
+    let config = loader.load().await;
     Pair {
         reads: client(url, &config, read_pool),
         writes: client(url, &config, write_pool),

@@ -1,7 +1,7 @@
 //! Pages of a listing, believed only when nothing about them is odd: on the strength of a listing,
 //! objects are deleted.
 
-use aws_sdk_s3::config::interceptors::BeforeDeserializationInterceptorContextRef;
+use aws_sdk_s3::config::interceptors::AfterDeserializationInterceptorContextRef;
 use aws_sdk_s3::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_s3::error::BoxError;
 use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
@@ -23,9 +23,9 @@ impl Intercept for WholeXml {
         "WholeXml"
     }
 
-    fn read_before_deserialization(
+    fn read_after_deserialization(
         &self,
-        context: &BeforeDeserializationInterceptorContextRef<'_>,
+        context: &AfterDeserializationInterceptorContextRef<'_>,
         _: &RuntimeComponents,
         _: &mut ConfigBag,
     ) -> Result<(), BoxError> {

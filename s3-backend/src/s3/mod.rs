@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use aws_credential_types::Credentials;
 use aws_sdk_s3::primitives::{ByteStream, SdkBody};
 use bytes::{Bytes, BytesMut};
 
@@ -65,9 +66,14 @@ impl S3Store {
     /// # Errors
     /// `Invalid` when the system has no root certificates and the URL needs them.
     pub async fn open(url: &S3Url) -> Result<Self, Error> {
+        Self::open_as(url, None).await
+    }
+
+    /// The same with credentials given, else those of environment, profile or instance.
+    async fn open_as(url: &S3Url, credentials: Option<Credentials>) -> Result<Self, Error> {
         Ok(Self {
             url: url.clone(),
-            clients: Clients::new(url).await?,
+            clients: Clients::new(url, credentials).await?,
             dialect: Dialect::new(url.if_match, url.checksums),
             meter: Meter::default(),
         })
