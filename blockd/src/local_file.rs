@@ -7,8 +7,17 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
+use rustix::fs::FlockOperation;
+use rustix::thread::Timespec;
+
 use crate::document::{self, Document};
 use crate::error::{Error, Kind, Result};
+
+/// How often a lock is asked for before somebody else has it: for a second in all.
+const LOCK_TRIES: usize = 50;
+
+/// Pause between two tries, in nanoseconds.
+const LOCK_PAUSE_NS: i64 = 20_000_000;
 
 /// Writes `value` to `path` so that it is there after a power cut once this returns.
 ///
@@ -90,7 +99,7 @@ pub fn lock_dir(dir: &Path) -> Result<File> {
         .truncate(false)
         .open(&path)
         .map_err(|error| failed("open", &path, error))?;
-    if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+    if !try_lock(&file) {
         let owner = std::fs::read_to_string(&path).unwrap_or_default();
         return Err(Error::new(
             Kind::DiskBusy,
@@ -106,6 +115,18 @@ pub fn lock_dir(dir: &Path) -> Result<File> {
         .and_then(|()| writeln!(file, "{}", std::process::id()))
         .map_err(|error| failed("write", &path, error))?;
     Ok(file)
+}
+
+/// A killed process keeps its locks until its last I/O has ended: it gets a moment.
+fn try_lock(file: &File) -> bool {
+    let lock = || rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok();
+    (0..LOCK_TRIES).any(|_| {
+        lock() || {
+            let pause = Timespec { tv_sec: 0, tv_nsec: LOCK_PAUSE_NS };
+            let _ = rustix::thread::nanosleep(&pause);
+            false
+        }
+    })
 }
 
 fn failed(verb: &str, path: &Path, error: std::io::Error) -> Error {
