@@ -144,3 +144,35 @@ fn frame_row(key: &FrameKey) -> Vec<u8> {
     row.extend(key.encode());
     row
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::tests::key;
+
+    #[test]
+    fn rows_of_another_file_are_not_read_and_are_removed_when_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = LocalDb::open(dir.path());
+        let (ours, others) = (Index::new(db.clone(), 2), Index::new(db, 3));
+        assert!(ours.put([(&key(1), &Frame::at(0, vec![1]))]));
+        assert!(ours.forget_other_files());
+        assert!(ours.get(&key(1)).is_some() && others.get(&key(1)).is_none());
+        assert!(others.forget_other_files());
+        assert!(ours.get(&key(1)).is_none());
+    }
+
+    #[test]
+    fn forgetting_spares_a_frame_that_was_written_again_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let index = Index::new(LocalDb::open(dir.path()), 1);
+        assert!(
+            index.put([(&key(1), &Frame::at(0, vec![1])), (&key(2), &Frame::at(4096, vec![2]))])
+        );
+        assert!(index.put([(&key(1), &Frame::at(8192, vec![1]))]));
+        assert!(index.forget(0..8192));
+        assert_eq!(index.get(&key(1)).unwrap().position(), Some(8192));
+        assert!(index.get(&key(2)).is_none());
+        assert_eq!(index.keys(0..u64::MAX).unwrap(), [key(1)]);
+    }
+}

@@ -278,6 +278,22 @@ async fn a_file_system_without_any_room_costs_inserts_and_nothing_else() {
     assert_eq!(count_hits(&cache, 0..4, 32).await, 4);
 }
 
+#[tokio::test]
+async fn what_is_given_up_during_a_read_is_a_miss_and_not_damage() {
+    let rig = Rig::new(MIB);
+    let cache = rig.open();
+    insert_all(&cache, 1..2, 1).await;
+    let disk = &cache.storage.as_ref().unwrap().disk;
+    let (frame, position) = disk.find(&key(1)).unwrap();
+    disk.give_up(position + 1);
+    let part = Part::new(0, 1);
+    let mut buffer = data_file::AlignedBuffer::new(BLOCK_LEN);
+    // The bytes are still there, and still verify.
+    assert!(disk.read_verified(&key(1), &frame, position, part, buffer.as_mut()).is_none());
+    assert!(frame.verifies(part, buffer.as_mut()));
+    assert_eq!(cache.stats().corrupt, 0);
+}
+
 /// Fails if a reader is given what the writer puts over the place it reads: the ring turns many times
 /// while readers read what is about to be overwritten.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
