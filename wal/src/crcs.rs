@@ -17,8 +17,8 @@ const FEW: usize = 4;
 
 /// An append-only table of at most [`FRAME_BLOCKS`] numbers.
 ///
-/// What was given to one [`CrcTable::append`] lies together; a range must not span two of them
-/// unless the table was built by `From`.
+/// Any range of them lies together: a table that outgrows the inner cells copies them in front of the
+/// new ones, and what was lent from the inner ones stays valid.
 pub(crate) struct CrcTable {
     len: AtomicU32,
     appending: AtomicBool,
@@ -26,11 +26,8 @@ pub(crate) struct CrcTable {
     many: OnceLock<Many>,
 }
 
-/// The cells of a table that outgrew the inner ones, from index `from` on.
-struct Many {
-    from: usize,
-    cells: Box<[UnsafeCell<u32>]>,
-}
+/// The cells of a table that outgrew the inner ones: all of them.
+type Many = Box<[UnsafeCell<u32>]>;
 
 // SAFETY: cells below `len` are never written again; cells from `len` on are written only by the
 // one thread that set `appending`, and become readable by its release store to `len`.
@@ -64,8 +61,11 @@ impl CrcTable {
         let cells = if self.many.get().is_none() && end <= FEW {
             &self.few[start..end]
         } else {
-            let many = self.many.get_or_init(|| Many::new(start, index(FRAME_BLOCKS)));
-            &many.cells[start - many.from..end - many.from]
+            let many = self.many.get_or_init(|| {
+                let inner = if len == 0 { &[][..] } else { self.get(0, len) };
+                many(inner, index(FRAME_BLOCKS))
+            });
+            &many[start..end]
         };
         for (cell, value) in cells.iter().zip(values) {
             // SAFETY: at or above `len`, so not lent to anybody, and `appending` keeps other
@@ -82,8 +82,8 @@ impl CrcTable {
         assert!(first + count <= self.len());
         let (start, end) = (index(first), index(first + count));
         let cells = match self.many.get() {
-            Some(many) if start >= many.from => &many.cells[start - many.from..end - many.from],
-            _ => &self.few[start..end],
+            Some(many) => &many[start..end],
+            None => &self.few[start..end],
         };
         // SAFETY: `UnsafeCell<u32>` has the layout of `u32`; the cells lie below `len`, so they
         // were written before the acquire load in `len()` and are never written again.
@@ -91,17 +91,17 @@ impl CrcTable {
     }
 }
 
-impl Many {
-    fn new(from: usize, end: usize) -> Self {
-        Self { from, cells: (from..end).map(|_| UnsafeCell::new(0)).collect() }
-    }
+/// `cells` cells that begin with `values`.
+fn many(values: &[u32], cells: usize) -> Many {
+    let rest = std::iter::repeat(0);
+    values.iter().copied().chain(rest).take(cells).map(UnsafeCell::new).collect()
 }
 
 impl From<&[u32]> for CrcTable {
     fn from(values: &[u32]) -> Self {
         let table = Self::new();
         if values.len() > FEW {
-            table.many.get_or_init(|| Many::new(0, values.len()));
+            table.many.get_or_init(|| many(&[], values.len()));
         }
         table.append(values);
         table
@@ -131,6 +131,7 @@ mod tests {
         assert_eq!(table.get(3, 2), [4, 5]);
         assert_eq!(table.get(4, 2), [5, 6]);
         assert_eq!(table.get(5, 1), [6]);
+        assert_eq!(table.get(0, 6), [1, 2, 3, 4, 5, 6]);
         assert_eq!(table.len(), 6);
     }
 

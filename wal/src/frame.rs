@@ -108,11 +108,10 @@ impl Frame {
     }
 
     fn verify(&self, first: u32, count: u32, bytes: &[u8]) -> Result<()> {
-        // One by one: blocks of several records do not lie together in the table.
-        for (i, block) in (0..count).zip(bytes.chunks_exact(BLOCK_BYTES)) {
-            let stored = self.crcs.get(first + i, 1)[0];
+        let stored = self.crcs.get(first, count);
+        for (i, (stored, block)) in (0..).zip(stored.iter().zip(bytes.chunks_exact(BLOCK_BYTES))) {
             let computed = crc32fast::hash(block);
-            if computed != stored {
+            if computed != *stored {
                 let place = self.describe(first + i);
                 let reason = format!(
                     "block crc mismatch {place}: stored {stored:#010x}, computed {computed:#010x}"
