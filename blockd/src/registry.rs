@@ -6,17 +6,16 @@
 //! delete the disk's objects, then its head, then free the name; each step can be repeated, so a
 //! delete that was cut short is finished by sending it again.
 
-use bytes::Bytes;
 use s3_backend::{Kind as StoreKind, ObjectKey, ObjectStore, Store};
 
-use crate::document;
 use crate::error::{Error, Kind, Result};
 use crate::head::{DiskOptions, DiskState, Head, NameRecord, Snapshot, StoreFormat};
 use crate::ids::{
-    DiskId, DiskName, Nonce, SnapshotName, StoreId, format_key, head_key, name_key, snapshot_key,
+    DiskId, DiskName, Nonce, SnapshotName, StoreId, format_key, head_key, name_key, pin_key,
+    snapshot_key,
 };
 use crate::objects::{self, Tagged, store_error};
-use crate::{clock, geometry};
+use crate::{clock, failpoint, geometry};
 
 /// Keys deleted with one request.
 const DELETE_BATCH: usize = 1000;
@@ -85,9 +84,8 @@ pub async fn create(
     if_missing: bool,
 ) -> Result<(Head, bool)> {
     check_size(size_bytes)?;
-    let key = name_key(name);
-    let found = objects::load::<NameRecord>(store, &key).await?;
-    if found.as_ref().is_some_and(|record| record.value.disk.is_some()) {
+    let found = objects::load::<NameRecord>(store, &name_key(name)).await?;
+    if found.is_some_and(|record| record.value.disk.is_some()) {
         let head = existing(store, name, size_bytes, options, if_missing).await?;
         return Ok((head, false));
     }
@@ -96,20 +94,49 @@ pub async fn create(
     if objects::create(store, &head_object, &head).await?.is_none() {
         return Err(Error::new(Kind::Failed, format!("{head_object} exists before its disk")));
     }
-    let record = NameRecord { disk: Some(head.disk), nonce: Nonce::random() };
-    let named = match &found {
-        None => objects::create(store, &key, &record).await,
-        Some(free) => objects::replace(store, &key, &record, &free.etag).await,
-    };
-    match named {
-        Ok(Some(_)) => Ok((head, true)),
-        Ok(None) => {
+    failpoint::pass("create-after-head").await;
+    match claim_name(store, name, head.disk).await {
+        Ok(()) => Ok((head, true)),
+        Err(error) if error.kind() == Kind::DiskExists => {
             delete_keys(store, std::slice::from_ref(&head_object)).await?;
             let head = existing(store, name, size_bytes, options, if_missing).await?;
             Ok((head, false))
         }
         Err(error) => Err(error),
     }
+}
+
+/// Gives a free name to a disk.
+///
+/// # Errors
+/// [`Kind::DiskExists`] when it is not free.
+pub async fn claim_name(store: &Store, name: &DiskName, disk: DiskId) -> Result<()> {
+    let key = name_key(name);
+    let record = NameRecord { disk: Some(disk), nonce: Nonce::random() };
+    let named = match objects::load::<NameRecord>(store, &key).await? {
+        Some(found) if found.value.disk.is_some() => None,
+        Some(free) => objects::replace(store, &key, &record, &free.etag).await?,
+        None => objects::create(store, &key, &record).await?,
+    };
+    named.map(drop).ok_or_else(|| taken(name))
+}
+
+/// Refuses a name that a disk has.
+///
+/// # Errors
+/// [`Kind::DiskExists`].
+pub async fn check_free(store: &Store, name: &DiskName) -> Result<()> {
+    let found = objects::load::<NameRecord>(store, &name_key(name)).await?;
+    match found.is_some_and(|record| record.value.disk.is_some()) {
+        true => Err(taken(name)),
+        false => Ok(()),
+    }
+}
+
+fn taken(name: &DiskName) -> Error {
+    Error::new(Kind::DiskExists, format!("a disk named {name} exists"))
+        .with_fix("choose another name, or pass --if-missing to use it as it is")
+        .with_detail("name", name.as_str())
 }
 
 async fn existing(
@@ -130,8 +157,7 @@ async fn existing(
             .with_fix(format!("finish it with `blockd delete {name} --yes`")));
     }
     if !if_missing {
-        return Err(exists(format!("a disk named {name} exists"))
-            .with_fix("choose another name, or pass --if-missing to use it as it is"));
+        return Err(taken(name).with_detail("size_bytes", head.size_bytes));
     }
     let mut differences = Vec::new();
     if head.size_bytes != size_bytes {
@@ -273,10 +299,17 @@ pub async fn delete(store: &Store, name: &DiskName) -> Result<()> {
     };
     let disk = record.value.disk.expect("just checked");
     if let Some(head) = objects::load::<Head>(store, &head_key(disk)).await? {
+        let parent = head.value.parent.clone();
         mark_deleting(store, name, head).await?;
+        failpoint::pass("delete-after-mark").await;
         let mut keys = list_keys(store, &format!("d/{disk}/")).await?;
         keys.retain(|key| *key != head_key(disk));
         delete_keys(store, &keys).await?;
+        failpoint::pass("delete-after-objects").await;
+        // The pin goes before the head that says where it is.
+        if let Some(parent) = parent {
+            delete_keys(store, &[pin_key(parent.disk, parent.snapshot, disk)]).await?;
+        }
         delete_keys(store, &[head_key(disk)]).await?;
     }
     let free = NameRecord { disk: None, nonce: Nonce::random() };
@@ -311,10 +344,11 @@ async fn mark_deleting(store: &Store, name: &DiskName, head: Tagged<Head>) -> Re
     let mut live = marked.value.successor();
     live.state = DiskState::Live;
     objects::replace(store, &key, &live, &marked.etag).await?;
-    Err(has_forks(store, name, &pins).await)
+    Err(has_forks(store, &format!("disk {name}"), &pins).await)
 }
 
-async fn has_forks(store: &Store, name: &DiskName, pins: &[ObjectKey]) -> Error {
+/// The refusal to delete what forks pin; names them.
+pub async fn has_forks(store: &Store, what: &str, pins: &[ObjectKey]) -> Error {
     let mut forks = Vec::new();
     for pin in pins {
         let Some(Ok(fork)) = pin.as_str().rsplit('/').next().map(str::parse::<DiskId>) else {
@@ -323,13 +357,7 @@ async fn has_forks(store: &Store, name: &DiskName, pins: &[ObjectKey]) -> Error 
         let head = objects::load::<Head>(store, &head_key(fork)).await.ok().flatten();
         forks.push(head.map_or_else(|| fork.to_string(), |head| head.value.name.to_string()));
     }
-    Error::new(Kind::DiskHasForks, format!("disk {name} has forks: {}", forks.join(", ")))
+    Error::new(Kind::DiskHasForks, format!("{what} has forks: {}", forks.join(", ")))
         .with_fix("delete the forks first")
         .with_detail("forks", forks)
-}
-
-/// Bytes of a document as they go to the store, for accounting and tests.
-#[must_use]
-pub fn head_bytes(head: &Head) -> Bytes {
-    document::encode(head)
 }

@@ -34,13 +34,6 @@ pub fn resolve(common: &Common, serve: &Serve, environment: Environment<'_>) -> 
 pub fn run(common: &Common, serve: &Serve, environment: Environment<'_>) -> Result<()> {
     let config = resolve(common, serve, environment)?.config;
     log_to_stderr(&config.log_level)?;
-    if config.store_is_inside_state_dir() {
-        tracing::info!(
-            "the store {} is inside the state directory: good for a first try, but losing this host \
-             loses it as well; set store to another place",
-            config.store
-        );
-    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

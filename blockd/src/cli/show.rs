@@ -224,7 +224,11 @@ pub fn status(reply: &StatusReply) -> String {
         (false, None) => "not reached yet".to_owned(),
         (false, Some(since)) => format!("unavailable since {}", moment(since)),
     };
-    let requests = store.requests.iter().map(|(operation, count)| format!("{operation} {count}"));
+    let requests = store
+        .requests
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(operation, count)| format!("{operation} {count}"));
     let log = &reply.log;
     let acknowledged = if log.ring { "the staging ring" } else { "the log" };
     let bounded = |used, max| format!("{} of {}", show_size(used), show_size(max));

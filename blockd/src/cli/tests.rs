@@ -74,7 +74,7 @@ fn status() -> Value {
         "boot_nonce": "000000000000000b", "state_dir": "/var/lib/blockd",
         "store": {"url": "s3://b/p", "id": null, "available": false,
             "unavailable_since_unix_ms": null, "last_error": "connection refused",
-            "requests": {"get": 3, "put": 4}, "put_bytes": 4096, "get_bytes": 0},
+            "requests": {"get": 3, "list": 0, "put": 4}, "put_bytes": 4096, "get_bytes": 0},
         "log": {"mode": "direct", "sync": "fdatasync", "ring": true, "used_bytes": 0,
             "max_bytes": 8_589_934_592_u64},
         "cache": {"used_bytes": 0, "max_bytes": 10_737_418_240_u64, "hits": 3, "misses": 1},

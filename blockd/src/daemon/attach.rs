@@ -329,11 +329,11 @@ impl Daemon {
     /// Keeps the log of a lost attachment aside and forgets the attachment.
     pub(super) fn quarantine(&self, name: &DiskName, disk: crate::ids::DiskId) -> Result<()> {
         let owner = wal::OwnerId::new(disk.to_bytes());
-        if self.logs.owners().contains(&owner) {
-            let kept = self.logs.quarantine(owner).map_err(|error| {
-                Error::new(Kind::Failed, format!("cannot quarantine the log of disk {name}"))
-                    .with_source(error)
-            })?;
+        let kept = self.logs.quarantine(owner).map_err(|error| {
+            Error::new(Kind::Failed, format!("cannot quarantine the log of disk {name}"))
+                .with_source(error)
+        })?;
+        if let Some(kept) = kept {
             tracing::warn!(
                 disk = %name,
                 log = %kept.display(),

@@ -264,8 +264,10 @@ impl Daemon {
 
     async fn delete_target(self: Arc<Self>, target: Target) -> Result<DeleteReply> {
         let _turn = self.turn(&target.disk).await;
-        if target.snapshot.is_some() {
-            return self.delete_snapshot(target).await;
+        if let Some(snapshot) = &target.snapshot {
+            self.delete_snapshot(target.disk.clone(), snapshot.clone()).await?;
+            tracing::info!(%target, "snapshot deleted");
+            return Ok(DeleteReply { target });
         }
         let attached: Vec<_> =
             self.all_served().into_iter().filter(|served| served.target.disk == target.disk).collect();

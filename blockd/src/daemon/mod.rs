@@ -10,6 +10,7 @@
 mod attach;
 mod control;
 mod exports;
+mod forks;
 mod inspect;
 mod listeners;
 mod recover;

@@ -1,13 +1,10 @@
-//! Snapshots and forks.
+//! Snapshots: taken, listed, deleted.
 
 use std::sync::Arc;
 
-use super::Daemon;
+use super::{Daemon, forks};
 use crate::clock;
-use crate::control::Call;
-use crate::control::api::{
-    DeleteReply, Fork, ForkReply, Snapshot, SnapshotReply, SnapshotsReply,
-};
+use crate::control::api::{Snapshot, SnapshotReply, SnapshotsReply};
 use crate::control::view::{SnapshotState, SnapshotView};
 use crate::disk::Barrier;
 use crate::error::{Error, Kind, Result};
@@ -113,24 +110,51 @@ impl Daemon {
         Ok(SnapshotsReply { name, snapshots })
     }
 
-    pub(super) async fn fork_target(
+    pub(super) async fn delete_snapshot(
         self: &Arc<Self>,
-        _call: &Call,
-        request: Fork,
-    ) -> Result<ForkReply> {
-        Err(Error::new(
-            Kind::InvalidArgument,
-            format!("forks are not built in yet: {} was not made", request.new),
-        )
-        .with_fix("use a version that has them"))
+        disk: DiskName,
+        name: SnapshotName,
+    ) -> Result<()> {
+        let store = self.control_store();
+        let target = Target { disk: disk.clone(), snapshot: Some(name.clone()) };
+        if self.served(&target).is_some() {
+            return Err(Error::new(Kind::SnapshotInUse, format!("{target} is attached here"))
+                .with_fix(format!("detach it first: `blockd detach {target}`")));
+        }
+        let head = self.head_of(&disk).await?;
+        if self.pending_barriers(&disk).iter().any(|(barrier, _)| barrier.name == name) {
+            return Err(Error::new(Kind::DiskBusy, format!("{target} is not in the store yet"))
+                .with_fix(format!("drain it first: `blockd drain {disk}`")));
+        }
+        let snapshot = registry::find_snapshot(&store, &head, &name).await?;
+        self.drop_from_head(&disk, &head, &snapshot).await?;
+        forks::delete_snapshot(&store, &disk, &snapshot).await
     }
 
-    pub(super) async fn delete_snapshot(self: &Arc<Self>, target: Target) -> Result<DeleteReply> {
-        Err(Error::new(
-            Kind::InvalidArgument,
-            format!("deleting snapshots is not built in yet: {target} is kept"),
-        )
-        .with_fix("use a version that has it"))
+    /// A head that still carries a snapshot would bring it back: it is written out and dropped first.
+    async fn drop_from_head(
+        &self,
+        disk: &DiskName,
+        head: &head::Head,
+        snapshot: &head::Snapshot,
+    ) -> Result<()> {
+        if head.snapshots.iter().all(|carried| carried.id != snapshot.id) {
+            return Ok(());
+        }
+        let store = self.control_store();
+        registry::write_snapshots(&store, std::slice::from_ref(snapshot)).await?;
+        let id = snapshot.id;
+        let forget = move |head: &mut head::Head| {
+            head.snapshots.retain(|carried| carried.id != id);
+            Ok(())
+        };
+        match self.writer_of(disk) {
+            Some(served) => self.change_held(&served, Box::new(forget)).await.map(drop),
+            None => {
+                let tagged = registry::load_by_name(&store, disk).await?;
+                self.change_free(disk, tagged, forget).await.map(drop)
+            }
+        }
     }
 }
 

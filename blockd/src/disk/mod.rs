@@ -221,13 +221,18 @@ impl Disk {
         reason()
     }
 
+    /// Asks the drain not to wait for size or age up to `lsn`.
+    pub fn want_drained(&self, lsn: Lsn) {
+        self.wanted.fetch_max(lsn.get(), Ordering::AcqRel);
+        self.wake_drain.notify_one();
+    }
+
     /// The store holds everything up to `lsn` when this returns.
     ///
     /// # Errors
     /// [`Kind::Poisoned`] when the disk stopped before.
     pub async fn wait_drained(&self, lsn: Lsn) -> Result<()> {
-        self.wanted.fetch_max(lsn.get(), Ordering::AcqRel);
-        self.wake_drain.notify_one();
+        self.want_drained(lsn);
         let mut drained = self.drained.subscribe();
         let reached = drained
             .wait_for(|drained| *drained >= lsn.get() || self.stopped().is_some())
