@@ -252,41 +252,47 @@ impl ObjectStore for Store {
 impl Store {
     /// Deletes one batch; what failed is tried again, and only that.
     async fn delete_batch(&self, keys: &[ObjectKey]) -> Deletions {
-        let mut results: Vec<Option<Result<(), Error>>> = keys.iter().map(|_| None).collect();
-        let mut open: Vec<usize> = (0..keys.len()).collect();
         let target = format!("{} keys", keys.len());
         let mut pursuit = self.pursuit(Operation::Delete, &target);
-        while !open.is_empty() {
-            let batch: Vec<ObjectKey> = open.iter().map(|&index| keys[index].clone()).collect();
-            let attempt = async { Ok(self.driver().delete_many(&batch).await) };
-            let mut worst = None;
-            match pursuit.attempt(attempt).await {
-                Ok(answers) => {
-                    let mut again = Vec::new();
-                    for (index, (_, answer)) in std::mem::take(&mut open).into_iter().zip(answers) {
-                        match answer {
-                            Err(error) if !error.kind().is_definite() => {
-                                again.push(index);
-                                worst = Some(error);
-                            }
-                            answer => results[index] = Some(answer),
-                        }
-                    }
-                    open = again;
-                }
-                Err(error) => worst = Some(error),
-            }
+        let mut results: Vec<Option<Result<(), Error>>> = keys.iter().map(|_| None).collect();
+        loop {
+            let open: Vec<usize> = (0..keys.len()).filter(|&at| results[at].is_none()).collect();
+            let batch: Vec<ObjectKey> = open.iter().map(|&at| keys[at].clone()).collect();
+            let answers = pursuit.turn(async { Ok(self.driver().delete_many(&batch).await) }).await;
+            let worst = match answers {
+                Ok(answers) => sort_answers(&open, answers, &mut results),
+                Err(error) => Some(error),
+            };
+            pursuit.note(worst.as_ref());
             let Some(error) = worst else { break };
             if let Err(error) = pursuit.pause(error).await {
-                for index in open.drain(..) {
-                    let text = format!("delete {}", keys[index]);
-                    results[index] = Some(Err(Error::new(error.kind(), text)));
+                for (key, result) in keys.iter().zip(&mut results) {
+                    result.get_or_insert_with(|| {
+                        Err(Error::new(error.kind(), format!("delete {key}: {}", error.chain())))
+                    });
                 }
+                break;
             }
         }
-        let answered = |result: Option<_>| result.expect("every key was answered or is still open");
+        let answered = |result: Option<_>| result.expect("every key was answered or given up");
         keys.iter().cloned().zip(results.into_iter().map(answered)).collect()
     }
+}
+
+/// Files the definite answers to a batch, and gives back an error of one that has to be sent again.
+fn sort_answers(
+    open: &[usize],
+    answers: Deletions,
+    results: &mut [Option<Result<(), Error>>],
+) -> Option<Error> {
+    let mut worst = None;
+    for (&index, (_, answer)) in open.iter().zip(answers) {
+        match answer {
+            Err(error) if !error.kind().is_definite() => worst = Some(error),
+            answer => results[index] = Some(answer),
+        }
+    }
+    worst
 }
 
 /// One conditional write: the same body and the same condition in every attempt.
@@ -367,34 +373,43 @@ struct Pursuit<'a> {
 }
 
 impl Pursuit<'_> {
-    /// Makes one attempt in its turn, and keeps the books: rate, health, what is unclear.
+    /// Makes one attempt in its turn, and keeps the books.
     async fn attempt<T>(
         &mut self,
         attempt: impl Future<Output = Result<T, Error>> + Send,
     ) -> Result<T, Error> {
-        let shared = &self.store.shared;
+        let result = self.turn(attempt).await;
+        self.note(result.as_ref().err());
+        result
+    }
+
+    /// Waits for a turn and makes one attempt, within the deadline.
+    async fn turn<T>(
+        &self,
+        attempt: impl Future<Output = Result<T, Error>> + Send,
+    ) -> Result<T, Error> {
         let mut sent = false;
         let turn = async {
-            let _permit = shared.limiter.acquire(self.store.class).await;
+            let _permit = self.store.shared.limiter.acquire(self.store.class).await;
             sent = true;
             attempt.await
         };
-        let result = match self.deadline {
-            None => turn.await,
-            Some(deadline) => match tokio::time::timeout_at(deadline, turn).await {
-                Ok(result) => result,
-                Err(_) => {
-                    let (kind, what) = match sent {
-                        true => (Kind::Ambiguous, "no answer before the deadline"),
-                        false => (Kind::Unavailable, "no turn before the deadline"),
-                    };
-                    Err(Error::new(kind, self.describe(what)))
-                }
-            },
-        };
+        let Some(deadline) = self.deadline else { return turn.await };
+        tokio::time::timeout_at(deadline, turn).await.unwrap_or_else(|_| {
+            let (kind, what) = match sent {
+                true => (Kind::Ambiguous, "no answer before the deadline"),
+                false => (Kind::Unavailable, "no turn before the deadline"),
+            };
+            Err(Error::new(kind, self.describe(what)))
+        })
+    }
+
+    /// Keeps the books after an attempt: what is unclear, the rate, the health.
+    fn note(&mut self, error: Option<&Error>) {
+        let shared = &self.store.shared;
         let now = Instant::now();
-        match &result {
-            Err(error) if !error.kind().is_definite() => {
+        match error {
+            Some(error) if !error.kind().is_definite() => {
                 self.unclear |= error.kind() == Kind::Ambiguous;
                 if error.is_throttled() || error.kind() == Kind::Ambiguous {
                     shared.limiter.congested(now);
@@ -408,7 +423,6 @@ impl Pursuit<'_> {
                 }
             }
         }
-        result
     }
 
     /// Waits before the next attempt, or ends the call with what is known.

@@ -17,20 +17,33 @@ use aws_sdk_s3::config::{
 };
 use tokio::time::Instant;
 
-use super::http::Http;
+use super::http::{Http, Limits};
 use crate::error::{Error, Kind};
 use crate::url::S3Url;
 
-/// Credentials are looked up again at most this often.
-const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+/// What a test sets otherwise.
+#[derive(Clone, Debug)]
+pub(super) struct Setup {
+    /// Given by hand, else found where the SDK finds them.
+    pub(super) credentials: Option<Credentials>,
+    /// Credentials are looked up again at most this often.
+    pub(super) reload_interval: Duration,
+    pub(super) limits: Limits,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let reload_interval = Duration::from_secs(10);
+        Self { credentials: None, reload_interval, limits: Limits::default() }
+    }
+}
 
 /// The clients of one bucket. Reads have a pool of their own, so that a read never waits behind the
 /// blobs that are going up.
 #[derive(Debug)]
 pub(super) struct Clients {
     url: S3Url,
-    /// Given by hand, else found where the SDK finds them.
-    credentials: Option<Credentials>,
+    setup: Setup,
     read_pool: Http,
     write_pool: Http,
     pair: RwLock<Arc<Pair>>,
@@ -44,18 +57,18 @@ struct Pair {
 }
 
 impl Clients {
-    pub(super) async fn new(url: &S3Url, credentials: Option<Credentials>) -> Result<Self, Error> {
+    pub(super) async fn new(url: &S3Url, setup: Setup) -> Result<Self, Error> {
         let https = url.endpoint.as_deref().is_none_or(|endpoint| endpoint.starts_with("https:"));
         let pool = || {
-            Http::new(https).map_err(|error| {
+            Http::new(https, setup.limits).map_err(|error| {
                 Error::new(Kind::Invalid, format!("open {url}: load root certificates"))
                     .with_source(error)
             })
         };
         let (read_pool, write_pool) = (pool()?, pool()?);
-        let pair = load(url, &credentials, &read_pool, &write_pool).await;
+        let pair = load(url, &setup, &read_pool, &write_pool).await;
         let pair = RwLock::new(Arc::new(pair));
-        Ok(Self { url: url.clone(), credentials, read_pool, write_pool, pair })
+        Ok(Self { url: url.clone(), setup, read_pool, write_pool, pair })
     }
 
     /// The client for what brings bytes down.
@@ -71,10 +84,10 @@ impl Clients {
     /// After a denial: reads profiles and environment anew and asks the instance again, for the SDK
     /// keeps what it has once found. The connections stay.
     pub(super) async fn reload_credentials(&self) {
-        if self.pair().loaded_at.elapsed() < RELOAD_INTERVAL {
+        if self.pair().loaded_at.elapsed() < self.setup.reload_interval {
             return;
         }
-        let pair = load(&self.url, &self.credentials, &self.read_pool, &self.write_pool).await;
+        let pair = load(&self.url, &self.setup, &self.read_pool, &self.write_pool).await;
         *self.pair.write().expect("no code panics while it holds the clients") = Arc::new(pair);
     }
 
@@ -83,12 +96,7 @@ impl Clients {
     }
 }
 
-async fn load(
-    url: &S3Url,
-    credentials: &Option<Credentials>,
-    read_pool: &Http,
-    write_pool: &Http,
-) -> Pair {
+async fn load(url: &S3Url, setup: &Setup, read_pool: &Http, write_pool: &Http) -> Pair {
     let given = RegionProviderChain::first_try(url.region.clone().map(Region::new))
         .or_else(EnvironmentVariableRegionProvider::new())
         .or_else(ProfileFileRegionProvider::new());
@@ -100,7 +108,7 @@ async fn load(
     let mut loader = aws_config::defaults(BehaviorVersion::latest())
         .region(region)
         .http_client(read_pool.clone());
-    if let Some(credentials) = credentials {
+    if let Some(credentials) = &setup.credentials {
         loader = loader.credentials_provider(credentials.clone());
     }
     let config = loader.load().await;

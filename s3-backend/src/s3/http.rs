@@ -2,11 +2,11 @@
 //!
 //! A request is ended by silence, not by the clock, so a slow link is slow and not stalled:
 //!
-//! - connecting takes at most [`CONNECT_MAX`];
-//! - while the body is sent, each piece must be taken within [`STALL_MAX`]. `TCP_NOTSENT_LOWAT` keeps
+//! - a connection is there within [`Limits::connect`];
+//! - while the body is sent, each piece must be taken within [`Limits::stall`]. `TCP_NOTSENT_LOWAT` keeps
 //!   the kernel from swallowing the body whole, so what was taken is really on its way;
 //! - when the body is out, the answer may take its time, within the [`Patience`] learned so far;
-//! - while the answer's body is received, each piece must come within [`STALL_MAX`].
+//! - while the answer's body is received, each piece must come within the same time.
 //!
 //! A request that is given up closes its connection, and idle ones are closed after [`IDLE_MAX`]: no
 //! dead connection stays in the pool to be tried after an outage.
@@ -37,15 +37,33 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 use tower_service::Service;
 
-const CONNECT_MAX: Duration = Duration::from_secs(3);
-const STALL_MAX: Duration = Duration::from_secs(30);
+/// How long each part of a request may be without a sign of life.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) connect: Duration,
+    /// Between two pieces of a body, either way.
+    pub(super) stall: Duration,
+    /// For the answer to a small request, at first.
+    pub(super) answer: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(3),
+            stall: Duration::from_secs(30),
+            answer: Duration::from_secs(15),
+        }
+    }
+}
+
 const IDLE_MAX: Duration = Duration::from_secs(20);
 
 /// How long data may stay unacknowledged, and how long a silent connection is left unprobed.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// What the kernel may hold unsent: at 16 KiB/s it is gone within a third of `STALL_MAX`.
+/// What the kernel may hold unsent: at 16 KiB/s it is gone within a third of the stall limit.
 const UNSENT_BYTES_MAX: u32 = 128 * 1024;
 
 /// The body goes to the connection in pieces of this size, each one a sign of life.
@@ -79,6 +97,7 @@ pub(super) struct Http {
     client: Client<HttpsConnector<Tcp>, Upload>,
     small: Arc<Patience>,
     large: Arc<Patience>,
+    limits: Limits,
 }
 
 impl fmt::Debug for Http {
@@ -89,11 +108,11 @@ impl fmt::Debug for Http {
 
 impl Http {
     /// A pool of its own. Without `https`, a system that has no root certificates will do.
-    pub(super) fn new(https: bool) -> std::io::Result<Self> {
+    pub(super) fn new(https: bool, limits: Limits) -> std::io::Result<Self> {
         let mut tcp = TcpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(CONNECT_MAX));
+        tcp.set_connect_timeout(Some(limits.connect));
         tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX));
         tcp.set_keepalive(Some(KEEPALIVE));
         tcp.set_keepalive_interval(Some(KEEPALIVE));
@@ -107,12 +126,15 @@ impl Http {
             .pool_idle_timeout(IDLE_MAX)
             .pool_timer(TokioTimer::new())
             .build(connector);
-        let (small, large) = (Duration::from_secs(15), Duration::from_secs(40));
-        Ok(Self {
-            client,
-            small: Arc::new(Patience::new(small, Duration::from_secs(40))),
-            large: Arc::new(Patience::new(large, Duration::from_secs(320))),
-        })
+        // A small request is given up within a minute, so that an outage is over for us a minute
+        // after it is over. A large one may have to be digested by a store that is busy.
+        let patience = |first: u32, last: u32| Patience {
+            millis: AtomicU64::new(millis(limits.answer * first)),
+            min: limits.answer * first,
+            max: limits.answer * last,
+        };
+        let (small, large) = (Arc::new(patience(1, 3)), Arc::new(patience(3, 24)));
+        Ok(Self { client, small, large, limits })
     }
 
     async fn send(self, request: HttpRequest) -> Result<HttpResponse, ConnectorError> {
@@ -129,16 +151,19 @@ impl Http {
         });
         let mut answer = std::pin::pin!(self.client.request(request));
         let answer = loop {
-            let (deadline, phase) = progress.deadline(patience);
-            match tokio::time::timeout_at(deadline, &mut answer).await {
+            let (since, phase) = progress.get();
+            let silence = match phase {
+                Phase::Sending => self.limits.stall,
+                Phase::Waiting => patience.get(),
+            };
+            match tokio::time::timeout_at(since + silence, &mut answer).await {
                 Ok(answer) => break answer,
-                Err(_) if progress.deadline(patience).0 > Instant::now() => {}
+                Err(_) if progress.get() != (since, phase) => {}
                 Err(_) => {
                     if phase == Phase::Waiting {
                         patience.ran_out();
                     }
-                    let waited = deadline.duration_since(progress.since());
-                    let text = format!("{} for {} s", phase.complaint(), waited.as_secs());
+                    let text = format!("{} for {silence:.0?}", phase.complaint());
                     return Err(ConnectorError::timeout(text.into()));
                 }
             }
@@ -147,8 +172,9 @@ impl Http {
             true => ConnectorError::io(Box::new(NotConnected(error))),
             false => ConnectorError::io(error.into()),
         })?;
-        patience.answered(progress.since().elapsed());
-        let answer = answer.map(|body| SdkBody::from_body_1_x(Download::new(body)));
+        patience.answered(progress.get().0.elapsed());
+        let answer =
+            answer.map(|body| SdkBody::from_body_1_x(Download::new(body, self.limits.stall)));
         HttpResponse::try_from(answer).map_err(|error| ConnectorError::other(error.into(), None))
     }
 }
@@ -238,16 +264,8 @@ impl Progress {
         *self.lock() = (Instant::now(), phase);
     }
 
-    fn since(&self) -> Instant {
-        self.lock().0
-    }
-
-    fn deadline(&self, patience: &Patience) -> (Instant, Phase) {
-        let (since, phase) = *self.lock();
-        match phase {
-            Phase::Sending => (since + STALL_MAX, phase),
-            Phase::Waiting => (since + patience.get(), phase),
-        }
+    fn get(&self) -> (Instant, Phase) {
+        *self.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, (Instant, Phase)> {
@@ -264,10 +282,6 @@ struct Patience {
 }
 
 impl Patience {
-    fn new(min: Duration, max: Duration) -> Self {
-        Self { millis: AtomicU64::new(millis(min)), min, max }
-    }
-
     fn get(&self) -> Duration {
         Duration::from_millis(self.millis.load(Relaxed))
     }
@@ -348,11 +362,12 @@ impl Body for Upload {
 struct Download<B> {
     body: B,
     silence: Pin<Box<Sleep>>,
+    silence_max: Duration,
 }
 
 impl<B> Download<B> {
-    fn new(body: B) -> Self {
-        Self { body, silence: Box::pin(tokio::time::sleep(STALL_MAX)) }
+    fn new(body: B, silence_max: Duration) -> Self {
+        Self { body, silence: Box::pin(tokio::time::sleep(silence_max)), silence_max }
     }
 }
 
@@ -365,11 +380,12 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for Download<B> 
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
-            self.silence.as_mut().reset(Instant::now() + STALL_MAX);
+            let limit = Instant::now() + self.silence_max;
+            self.silence.as_mut().reset(limit);
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         ready!(self.silence.as_mut().poll(context));
-        let text = format!("the store fell silent for {} s", STALL_MAX.as_secs());
+        let text = format!("the store fell silent for {:.0?}", self.silence_max);
         Poll::Ready(Some(Err(text.into())))
     }
 

@@ -15,7 +15,6 @@ use std::ops::Range;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use aws_credential_types::Credentials;
 use aws_sdk_s3::primitives::{ByteStream, SdkBody};
 use bytes::{Bytes, BytesMut};
 
@@ -34,7 +33,7 @@ mod list;
 #[cfg(test)]
 mod tests;
 
-use clients::Clients;
+use clients::{Clients, Setup};
 use fault::{classify, unusable};
 
 /// No object of ours comes near this; a longer reply is not one.
@@ -66,14 +65,13 @@ impl S3Store {
     /// # Errors
     /// `Invalid` when the system has no root certificates and the URL needs them.
     pub async fn open(url: &S3Url) -> Result<Self, Error> {
-        Self::open_as(url, None).await
+        Self::open_with(url, Setup::default()).await
     }
 
-    /// The same with credentials given, else those of environment, profile or instance.
-    async fn open_as(url: &S3Url, credentials: Option<Credentials>) -> Result<Self, Error> {
+    async fn open_with(url: &S3Url, setup: Setup) -> Result<Self, Error> {
         Ok(Self {
             url: url.clone(),
-            clients: Clients::new(url, credentials).await?,
+            clients: Clients::new(url, setup).await?,
             dialect: Dialect::new(url.if_match, url.checksums),
             meter: Meter::default(),
         })

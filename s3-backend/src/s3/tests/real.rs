@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::open;
+use super::{open, setup};
 use crate::handle::Store;
 use crate::retry::RetryPolicy;
 use crate::s3::S3Store;
@@ -58,9 +58,11 @@ async fn a_bucket_of_seaweedfs_keeps_every_promise_of_a_store() {
     let Some(weed) = Weed::start() else { return };
     let endpoint = &weed.endpoint;
     let store =
-        open(&format!("s3://bucket/some/prefix?endpoint={endpoint}&region=us-east-1")).await;
+        open(&format!("s3://bucket/some/prefix?endpoint={endpoint}&region=us-east-1"), setup())
+            .await;
     keeps_every_promise(&store).await;
-    let at_the_top = open(&format!("s3://bucket?endpoint={endpoint}&region=us-east-1")).await;
+    let at_the_top =
+        open(&format!("s3://bucket?endpoint={endpoint}&region=us-east-1"), setup()).await;
     let listed = at_the_top.list("some/prefix/", None, 1).await.unwrap();
     assert_eq!(listed.entries.len(), 1, "a store without a prefix sees the whole bucket");
 }
