@@ -39,6 +39,10 @@ use crate::request::{Request, Terms};
 use crate::server::ServerConfig;
 use crate::wire::{Errno, RequestHeader};
 
+/// Unsent replies above this start no more requests: whatever a client has asked for, one that
+/// does not take the answers gets no more of them made.
+const UNSENT_BYTES_MAX: usize = 4 << 20;
+
 /// A connection that has agreed on an export.
 pub(super) struct Transmission<'a, S, E> {
     stream: &'a mut S,
@@ -227,6 +231,7 @@ where
         let held = self.held_bytes();
         let idle = held == 0 && self.in_flight.is_empty();
         let fits = held + bytes <= self.config.in_flight_bytes_max
+            && self.replies.output.len() <= UNSENT_BYTES_MAX
             && self.in_flight.len() < self.config.in_flight_requests_max;
         if idle || fits { self.budget.poll_hold(held + bytes, cx) } else { Poll::Pending }
     }

@@ -34,10 +34,10 @@ impl<D: ExportDirectory> Host<D> {
             .unwrap();
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
-        let _in_runtime = runtime.enter();
+        let entered = runtime.enter();
         let listener = Listener::Unix(UnixListener::bind(&socket).unwrap());
         let server = Server::start(listener, Arc::new(directory), config);
-        drop(_in_runtime);
+        drop(entered);
         Self { runtime, server, socket, _dir: dir }
     }
 

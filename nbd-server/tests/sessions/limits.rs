@@ -61,8 +61,7 @@ fn a_handshake_that_takes_too_long_is_ended() {
 fn a_client_that_stops_reading_is_served_no_further() {
     const READS: usize = 10_000;
     const LEN: u32 = 128 << 10;
-    let in_flight_bytes_max = 1 << 20;
-    let (host, puppet) = puppet(ServerConfig { in_flight_bytes_max, ..ServerConfig::default() });
+    let (host, puppet) = puppet(ServerConfig::default());
     let mut client = host.enter("");
     let mut other = host.enter("");
 
@@ -78,7 +77,7 @@ fn a_client_that_stops_reading_is_served_no_further() {
         assert_eq!(other.ask(FLUSH, 0, 0, 0), 0);
     }
     let asked = puppet.journal.borrow().finished - 1000;
-    // The limit, and the few MiB that the socket holds at most; all of it would be 1.2 GiB.
+    // A few MiB that wait, and a few that the socket holds; all of it would be 1.2 GiB.
     assert!(asked < 100, "{asked} reads without a reader");
 
     for _ in 0..READS {
@@ -123,6 +122,20 @@ fn requests_in_flight_are_limited() {
     }
     assert_eq!(client.read(0, 100_000).unwrap().len(), 100_000);
     assert_eq!(client.write(0, 0, &[1; 100_000]), 0);
+
+    puppet.gate.send_replace(false);
+    for _ in 0..3 {
+        client.send(READ, 0, 0, 400);
+    }
+    let journal = host.runtime.block_on(puppet.until(|journal| journal.started.len() == 14));
+    assert_eq!(journal.finished, 12);
+    host.enter("");
+    assert_eq!(puppet.journal.borrow().started.len(), 14);
+    puppet.gate.send_replace(true);
+    for _ in 0..3 {
+        assert_eq!(client.reply().1, 0);
+        client.take(400);
+    }
 }
 
 /// Fails if clients that hoard the shared memory keep another from working.
