@@ -24,7 +24,7 @@ const WRITER_NICE: i32 = -15;
 /// A folder of logs. One process has it open at a time.
 #[derive(Debug)]
 pub struct LogDir {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -48,6 +48,8 @@ struct Owners {
     /// Segments that wait for their owner.
     found: BTreeMap<OwnerId, Vec<Found>>,
     running: BTreeMap<OwnerId, Weak<OwnerLog>>,
+    /// Owners whose log failed to reach the device in this process, which must not try again.
+    failed: BTreeMap<OwnerId, Error>,
 }
 
 impl LogDir {
@@ -95,7 +97,7 @@ impl LogDir {
             pool: Arc::new(pool),
             ring,
             room,
-            owners: Mutex::new(Owners { found, running: BTreeMap::new() }),
+            owners: Mutex::new(Owners { found, ..Owners::default() }),
         });
         let threads = spawn(&shared)?;
         Ok(Arc::new(Self { shared, threads }))
@@ -126,6 +128,10 @@ impl LogDir {
             Ok((log, _)) => {
                 owners.found.remove(&start.owner);
                 owners.running.insert(start.owner, Arc::downgrade(&log.owner));
+            }
+            Err(error) if error.kind() == ErrorKind::Poisoned => {
+                owners.failed.insert(start.owner, error.clone());
+                owners.running.remove(&start.owner);
             }
             Err(_) => {
                 owners.running.remove(&start.owner);
@@ -171,6 +177,9 @@ impl Shared {
     /// Notes that an owner is being started and hands out what was found of it.
     fn reserve(&self, owner: OwnerId) -> Result<Vec<Found>> {
         let mut owners = self.owners();
+        if let Some(error) = owners.failed.get(&owner) {
+            return Err(Error::poisoned(error));
+        }
         if owners.running.contains_key(&owner) {
             let reason = format!("the log of owner {owner} is running");
             return Err(Error::new(ErrorKind::Busy, reason));
@@ -180,32 +189,60 @@ impl Shared {
     }
 
     /// Notes that a log was closed; its segments can be found again if all is in them.
-    pub(crate) fn closed(&self, log: &OwnerLog, clean: bool) {
+    pub(crate) fn closed(&self, log: &OwnerLog, result: &Result<()>) {
         let owner = log.origin.owner;
-        if !clean {
-            // It stays listed as running: in this process nobody may trust what it wrote.
+        if let Err(error) = result {
+            self.owners().failed.insert(owner, error.clone());
             return;
         }
         if let Some(line) = log.line {
             self.ring.unregister(line);
         }
-        let ids = log.lock().segment_ids();
-        let mut found = Vec::new();
-        for id in ids {
-            match inspect(&*self.storage, id, &id.name()) {
-                Ok(Inspected::Held(segment)) => found.push(segment),
-                Ok(_) => {}
-                Err(error) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(%owner, error, "segment of a closed log cannot be read");
-                }
-            }
-        }
+        let found = self.inspect_all(&log.lock().segment_ids());
         let mut owners = self.owners();
         owners.running.remove(&owner);
         if !found.is_empty() {
             owners.found.insert(owner, found);
         }
+    }
+
+    /// Reads the headers of an owner's segments.
+    pub(crate) fn inspect_all(&self, ids: &[FileId]) -> Vec<Found> {
+        let mut found = Vec::new();
+        for id in ids {
+            match inspect(&*self.storage, *id, &id.name()) {
+                Ok(Inspected::Held(segment)) => found.push(segment),
+                // Taken, and never written.
+                Ok(Inspected::Free) => {}
+                Ok(Inspected::Unknown(reason)) => {
+                    tracing::warn!(%id, reason, "segment of a closed log has no header");
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(%id, error, "segment of a closed log cannot be read");
+                }
+            }
+        }
+        found
+    }
+
+    /// The log of an owner, if it was started and not closed.
+    pub(crate) fn running(&self, owner: OwnerId) -> Option<Arc<OwnerLog>> {
+        self.owners().running.get(&owner)?.upgrade()
+    }
+
+    /// The segments that wait for an owner.
+    pub(crate) fn found(&self, owner: OwnerId) -> Vec<Found> {
+        self.owners().found.get(&owner).cloned().unwrap_or_default()
+    }
+
+    /// Forgets an owner of whom nothing is left.
+    pub(crate) fn forget(&self, owner: OwnerId) {
+        self.ring.free_left(owner);
+        let mut owners = self.owners();
+        owners.found.remove(&owner);
+        owners.running.remove(&owner);
+        owners.failed.remove(&owner);
     }
 
     fn owners(&self) -> MutexGuard<'_, Owners> {

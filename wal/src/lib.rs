@@ -14,7 +14,7 @@
 //! `direct`, the real one; `memory` and `crcs`, the only unsafe code; `segment`, files and their
 //! pool; `ring`, the staging slots; `frame`, where blocks are read from; `log` and `writer`, the
 //! path of a record; `work`, the threads' queue; `scan`, `recover` and `start`, the way back after
-//! a crash; `dir`, which holds all of it together; `sim`, another world for tests.
+//! a crash, and `quarantine` for what must not be replayed; `dir`, which holds all of it together; `sim`, another world for tests.
 #![deny(unsafe_code)]
 
 mod config;
@@ -28,6 +28,7 @@ mod identity;
 mod log;
 mod lsn;
 mod memory;
+mod quarantine;
 mod recover;
 mod ring;
 mod scan;
@@ -47,6 +48,7 @@ pub use frame::{Frame, Place};
 pub use log::{Appended, Inline, Log, Positions, Record, ZeroKind};
 pub use lsn::{Lsn, OwnerId};
 pub use memory::BlockBuf;
+pub use quarantine::Quarantined;
 pub use ring::Staging;
 pub use scan::{Recovered, RecoveredKind};
 pub use start::{Recovery, Start};

@@ -112,8 +112,10 @@ pub(crate) struct OwnerLog {
     pub(crate) seed: RecordSeed,
     pub(crate) dir: Arc<Shared>,
     pub(crate) state: Mutex<State>,
-    /// Told when `written` or `synced` moves, or the log stops.
-    pub(crate) progress: Notify,
+    /// Told when `written` moves, or the log stops.
+    pub(crate) written: Notify,
+    /// Told when `synced` moves, or the log stops.
+    pub(crate) synced: Notify,
     /// Told when nobody leads any more.
     pub(crate) led: Condvar,
     pub(crate) line: Option<OwnerLine>,
@@ -394,7 +396,10 @@ impl Log {
             self.owner.drive(lsn, goal)?;
         }
         loop {
-            let progress = self.owner.progress.notified();
+            let progress = match goal {
+                Goal::Written => self.owner.written.notified(),
+                Goal::Synced => self.owner.synced.notified(),
+            };
             tokio::pin!(progress);
             progress.as_mut().enable();
             {

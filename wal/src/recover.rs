@@ -28,7 +28,7 @@
 
 use std::collections::VecDeque;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind};
 use crate::lsn::Lsn;
 use crate::scan::{Misfit, Recovered};
 
@@ -105,6 +105,8 @@ pub(crate) struct Plan {
     pub(crate) end: Lsn,
     /// Sound records beyond the end, which are given up.
     pub(crate) dropped: VecDeque<Recovered>,
+    /// Why the replay ends before what was promised, if it does.
+    pub(crate) damage: Option<Error>,
 }
 
 /// Decides about everything above `floor`. `log` and `ring` are in LSN order.
@@ -114,13 +116,12 @@ pub(crate) fn plan(
     mut log: VecDeque<Recovered>,
     ring: &[Staged],
     flaws: &[Misfit],
-) -> Result<Plan> {
+) -> Plan {
     let mut ring = ring.iter().copied().skip_while(|staged| staged.lsn <= floor).peekable();
     let mut records = VecDeque::new();
     let mut follows = Follows::Log;
     let mut log_end = floor;
     let mut at = floor.next();
-    // Records at or below the floor are dropped before they are looked at.
     while log.front().is_some_and(|record| record.lsn <= floor) {
         log.pop_front();
     }
@@ -147,11 +148,11 @@ pub(crate) fn plan(
                 log_end = at;
             }
             Verdict::TakeRing => follows = Follows::Ring,
-            Verdict::End => {
-                let end = at.previous();
-                return Ok(Plan { records, log_end, end, dropped: log });
+            verdict @ (Verdict::End | Verdict::Damage) => {
+                let damage = (verdict == Verdict::Damage)
+                    .then(|| damage(at, synced, log.front(), in_ring, flaws));
+                return Plan { records, log_end, end: at.previous(), dropped: log, damage };
             }
-            Verdict::Damage => return Err(damage(at, synced, log.front(), in_ring, flaws)),
             Verdict::Drop => unreachable!("the replay begins above the floor"),
         }
         at = at.next();

@@ -264,7 +264,7 @@ impl Ring {
         self.lock_free().push_back(FreeSlot { at, frame: Arc::downgrade(frame) });
     }
 
-    fn release_mark(&self, at: u32) {
+    pub(crate) fn release_mark(&self, at: u32) {
         self.mapping.word(slot_line(at)).store(0, Ordering::Release);
     }
 
@@ -276,6 +276,13 @@ impl Ring {
     /// What an earlier process left of `owner`, in LSN order.
     pub(crate) fn left_of(&self, owner: OwnerId) -> Vec<Leftover> {
         self.lock_left().get(&owner).cloned().unwrap_or_default()
+    }
+
+    /// Adds slots of a log that ended without writing them.
+    pub(crate) fn leave(&self, owner: OwnerId, slots: Vec<Leftover>) {
+        if !slots.is_empty() {
+            self.lock_left().entry(owner).or_default().extend(slots);
+        }
     }
 
     /// Frees what was left of `owner`: it is in the log now, or was kept elsewhere, or given up.

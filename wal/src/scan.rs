@@ -92,6 +92,7 @@ impl Recovered {
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     pub(crate) id: FileId,
+    /// Its name as seen from the directory.
     pub(crate) name: String,
     pub(crate) blocks: u32,
     pub(crate) held: Holding,
@@ -233,7 +234,9 @@ pub(crate) fn scan(
         let io = |e| Error::io(format!("read segment {}", path.display()), e);
         let file: Arc<dyn LogFile> = Arc::from(storage.open(&this.name).map_err(io)?);
         let file = PoolFile { id: this.id, file, blocks: this.blocks };
-        let segment = Arc::new(Segment::new(pool, file, this.held.sequence, alive));
+        let mut segment = Segment::new(pool, file, this.held.sequence, alive);
+        segment.set_folder(this.name.rsplit_once('/').map_or("", |(folder, _)| folder));
+        let segment = Arc::new(segment);
         let origin = Origin { owner, epoch, nonce: this.id.nonce };
         let mut walk = Walk { scan: &mut scan, segment, origin, expected: this.held.first_lsn };
         walk.segment(this, limit.unwrap_or(Lsn::new(u64::MAX))).map_err(io)?;

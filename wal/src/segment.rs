@@ -66,6 +66,8 @@ pub(crate) struct Segment {
     sequence: u64,
     blocks: u32,
     released: AtomicBool,
+    /// Where it lies, as seen from the directory; for messages.
+    folder: String,
     pool: Arc<Pool>,
     /// How many segments of the same owner are in use.
     siblings: Arc<AtomicUsize>,
@@ -85,9 +87,15 @@ impl Segment {
             sequence,
             blocks: file.blocks,
             released: AtomicBool::new(false),
+            folder: String::new(),
             pool: Arc::clone(pool),
             siblings: Arc::clone(siblings),
         }
+    }
+
+    /// Says in which folder below the directory it lies.
+    pub(crate) fn set_folder(&mut self, folder: &str) {
+        folder.clone_into(&mut self.folder);
     }
 
     pub(crate) fn file(&self) -> &dyn LogFile {
@@ -113,7 +121,7 @@ impl Segment {
 
     /// "in FILE at offset N", for messages.
     pub(crate) fn describe(&self, block: u32) -> String {
-        let path = self.pool.path_of(&self.id.name());
+        let path = self.pool.path_of(&self.folder).join(self.id.name());
         format!("in {} at offset {}", path.display(), u64::from(block) * BLOCK)
     }
 }

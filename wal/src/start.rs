@@ -10,6 +10,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+use tokio::sync::Notify;
+
 use crate::dir::Shared;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
@@ -65,7 +67,7 @@ pub(crate) fn start(
 ) -> Result<(Log, Recovery)> {
     let Start { owner, epoch, floor } = start;
     let origin = Origin { owner, epoch, nonce: shared.nonce };
-    let alive = Arc::new(AtomicUsize::new(0));
+    let alive = Arc::default();
     let left = shared.ring.left_of(owner);
     check_epoch(&start, &found, &left)?;
     let sequence = found.iter().map(|found| found.held.sequence).max().unwrap_or(0);
@@ -75,16 +77,11 @@ pub(crate) fn start(
     let synced = scan.synced.max(shared.ring.synced_of(owner, epoch));
     let staged = staged_records(&left);
     check_not_behind(&start, &scan, &staged)?;
-    let plan = plan(floor, synced, std::mem::take(&mut scan.records), &staged, &scan.flaws)
-        .map_err(|error| with_owner(&error, owner))?;
-    let mut recovery = Recovery {
-        end: plan.end,
-        synced,
-        from_staging: plan.end.since(plan.log_end),
-        bytes_read: scan.bytes,
-        ..Recovery::default()
-    };
-    count_dropped(&mut recovery, &plan, &scan);
+    let plan = plan(floor, synced, std::mem::take(&mut scan.records), &staged, &scan.flaws);
+    if let Some(damage) = &plan.damage {
+        return Err(Error::new(damage.kind(), format!("log of owner {owner}: {damage}")));
+    }
+    let mut recovery = Recovery::new(&plan, &scan, synced);
 
     let mut state = State {
         appended: plan.end,
@@ -96,27 +93,13 @@ pub(crate) fn start(
         last_use: shared.clock.now(),
         ..State::default()
     };
-    let live = plan.end > floor;
-    let mut tail = Tail::new(shared, origin, Arc::clone(&alive), sequence);
     recovery.records = plan.records;
-    if live {
-        // Only now may a header claim that everything before it is synced.
-        for scanned in scan.segments.iter().filter(|scanned| scanned.last > floor) {
-            let context = || format!("sync log {}", scanned.segment.describe(0));
-            scanned.segment.file().sync().map_err(|e| Error::io(context(), e))?;
-        }
-        tail.open(plan.log_end)?;
-        for leftover in &left {
-            recovery.records.extend(tail.copy(leftover, plan.log_end.next(), plan.end)?);
-        }
-        tail.sync()?;
-    }
+    let tail = Tail::new(shared, origin, Arc::clone(&alive), sequence);
+    let moved = settle(&mut state, scan, &left, tail);
+    // Some of it may have failed to reach the device, and a second try could be told that it did.
+    recovery.records.extend(moved.map_err(|error| Error::poisoned(&error))?);
     drop(left);
     shared.ring.free_left(owner);
-    retire(shared, &mut state, scan, floor, plan.log_end)?;
-    state.full.extend(tail.full);
-    state.sequence = tail.sequence;
-    state.cursor = tail.cursor;
 
     let owner_log = Arc::new(OwnerLog {
         origin,
@@ -124,12 +107,42 @@ pub(crate) fn start(
         dir: Arc::clone(shared),
         line: shared.ring.register(&origin, state.synced),
         state: state.into(),
-        progress: tokio::sync::Notify::new(),
+        written: Notify::new(),
+        synced: Notify::new(),
         led: std::sync::Condvar::new(),
         segments_alive: alive,
     });
     owner_log.arm(&mut owner_log.lock(), Tick::Idle);
     Ok((Log { owner: owner_log }, recovery))
+}
+
+/// Makes the disk agree with what was decided. Returns the records that were in the ring, with their
+/// new places.
+fn settle(
+    state: &mut State,
+    scan: Scan,
+    left: &[Leftover],
+    mut tail: Tail<'_>,
+) -> Result<Vec<Recovered>> {
+    let (floor, log_end, end) = (state.released, state.marked, state.appended);
+    let mut moved = Vec::new();
+    if end > floor {
+        // Only now may a header claim that everything before it is synced.
+        for scanned in scan.segments.iter().filter(|scanned| scanned.last > floor) {
+            let context = || format!("sync log {}", scanned.segment.describe(0));
+            scanned.segment.file().sync().map_err(|e| Error::io(context(), e))?;
+        }
+        tail.open(log_end)?;
+        for leftover in left {
+            moved.extend(tail.copy(leftover, log_end.next(), end)?);
+        }
+        tail.sync()?;
+    }
+    retire(tail.shared, state, scan)?;
+    state.full.extend(tail.full);
+    state.sequence = tail.sequence;
+    state.cursor = tail.cursor;
+    Ok(moved)
 }
 
 fn check_epoch(start: &Start, found: &[Found], left: &[Leftover]) -> Result<()> {
@@ -164,37 +177,38 @@ fn check_not_behind(start: &Start, scan: &Scan, staged: &[Staged]) -> Result<()>
     }
 }
 
-fn with_owner(error: &Error, owner: OwnerId) -> Error {
-    Error::new(error.kind(), format!("log of owner {owner}: {error}"))
-}
-
-fn count_dropped(recovery: &mut Recovery, plan: &Plan, scan: &Scan) {
-    let mut last_frame = None;
-    for record in &plan.dropped {
-        recovery.records_dropped += 1;
-        // A record without blocks has no place; its frame is counted with the others or not at all.
-        let Some(place) = &record.place else { continue };
-        if last_frame != Some(Arc::as_ptr(place.frame())) {
-            last_frame = Some(Arc::as_ptr(place.frame()));
-            recovery.bytes_dropped += u64::from(1 + place.frame().blocks()) * BLOCK;
+impl Recovery {
+    /// What a plan comes to, but for its records.
+    pub(crate) fn new(plan: &Plan, scan: &Scan, synced: Lsn) -> Self {
+        let mut recovery = Self {
+            end: plan.end,
+            synced,
+            from_staging: plan.end.since(plan.log_end),
+            bytes_read: scan.bytes,
+            ..Self::default()
+        };
+        let mut last_frame = None;
+        for record in &plan.dropped {
+            recovery.records_dropped += 1;
+            // A record without blocks has no place: its frame counts with the others or not at all.
+            let Some(place) = &record.place else { continue };
+            if last_frame != Some(Arc::as_ptr(place.frame())) {
+                last_frame = Some(Arc::as_ptr(place.frame()));
+                recovery.bytes_dropped += u64::from(1 + place.frame().blocks()) * BLOCK;
+            }
         }
+        let torn = scan.flaws.iter().filter(|flaw| flaw.expected > plan.log_end);
+        recovery.bytes_dropped += torn.map(|flaw| flaw.torn_bytes).sum::<u64>();
+        recovery
     }
-    let torn = scan.flaws.iter().filter(|flaw| flaw.expected > plan.log_end);
-    recovery.bytes_dropped += torn.map(|flaw| flaw.torn_bytes).sum::<u64>();
 }
 
 /// Keeps the segments that have live records and unlinks the others, the oldest first.
-fn retire(
-    shared: &Arc<Shared>,
-    state: &mut State,
-    scan: Scan,
-    floor: Lsn,
-    log_end: Lsn,
-) -> Result<()> {
+fn retire(shared: &Shared, state: &mut State, scan: Scan) -> Result<()> {
     let mut removed = 0;
-    let mut first = floor.next();
+    let mut first = state.released.next();
     for scanned in scan.segments {
-        let last = scanned.last.min(log_end);
+        let last = scanned.last.min(state.marked);
         if last >= first {
             first = last.next();
             state.full.push_back((scanned.segment, last));
@@ -228,7 +242,7 @@ fn staged_records(left: &[Leftover]) -> Vec<Staged> {
 }
 
 /// How many records of a slot verify, from the first on: line, CRC and blocks.
-fn sound_records(leftover: &Leftover) -> u32 {
+pub(crate) fn sound_records(leftover: &Leftover) -> u32 {
     if !leftover.sound {
         return 0;
     }
@@ -270,7 +284,8 @@ impl<'a> Tail<'a> {
         Self { shared, origin, alive, sequence, cursor: None, full: Vec::new(), synced: Lsn::ZERO }
     }
 
-    /// Opens a segment for the records after `last`; everything up to `synced` is.
+    /// Opens a segment for the records after `last`. What comes before the first one opened is
+    /// synced.
     pub(crate) fn open(&mut self, last: Lsn) -> Result<()> {
         if self.full.is_empty() && self.cursor.is_none() {
             self.synced = last;
@@ -353,9 +368,13 @@ impl<'a> Tail<'a> {
         Ok(moved.iter().map(|(lsn, entry)| Recovered::new(*lsn, entry, &frame)).collect())
     }
 
-    pub(crate) fn sync(&self) -> Result<()> {
+    pub(crate) fn segments(&self) -> impl Iterator<Item = &Arc<Segment>> {
         let open = self.cursor.iter().map(|cursor| &cursor.segment);
-        for segment in self.full.iter().map(|(segment, _)| segment).chain(open) {
+        self.full.iter().map(|(segment, _)| segment).chain(open)
+    }
+
+    pub(crate) fn sync(&self) -> Result<()> {
+        for segment in self.segments() {
             let context = || format!("sync log {}", segment.describe(0));
             segment.file().sync().map_err(|e| Error::io(context(), e))?;
         }

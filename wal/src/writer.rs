@@ -160,7 +160,7 @@ impl OwnerLog {
             }
         }
         self.dir.room.notify_waiters();
-        self.progress.notify_waiters();
+        self.written.notify_waiters();
         state
     }
 
@@ -240,10 +240,7 @@ impl OwnerLog {
 
         let mut state = self.lock();
         match result {
-            Ok(()) => {
-                self.set_synced(&mut state, up_to);
-                self.progress.notify_waiters();
-            }
+            Ok(()) => self.set_synced(&mut state, up_to),
             Err(error) => self.stop(&mut state, error),
         }
         state
@@ -256,6 +253,7 @@ impl OwnerLog {
             self.dir.ring.set_synced(line, lsn);
         }
         self.arm(state, Tick::Idle);
+        self.synced.notify_waiters();
     }
 
     /// Stops the log for good: what the device has is unknown from here on.
@@ -264,7 +262,12 @@ impl OwnerLog {
         tracing::error!(owner = %self.origin.owner, error = source, "log stopped");
         state.failed.get_or_insert(error);
         self.dir.room.notify_waiters();
-        self.progress.notify_waiters();
+        self.tell_all();
+    }
+
+    fn tell_all(&self) {
+        self.written.notify_waiters();
+        self.synced.notify_waiters();
     }
 
     fn head(&self, closed: &ClosedFrame, synced: Lsn) -> FrameHead {
@@ -377,8 +380,8 @@ impl OwnerLog {
             self.give_back_segments(&mut state);
         }
         drop(state);
-        self.progress.notify_waiters();
-        self.dir.closed(self, result.is_ok());
+        self.tell_all();
+        self.dir.closed(self, &result);
         result
     }
 }

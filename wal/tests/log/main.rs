@@ -1,4 +1,10 @@
 //! The promises of the log, tried on real files. One binary, since linking is slow.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test ends where it fails; helpers are not marked as tests"
+)]
+#![expect(clippy::cast_possible_truncation, reason = "test data is small")]
 
+mod model;
 mod replay;
 mod support;
