@@ -43,21 +43,39 @@ async fn only_the_store_says_that_an_object_is_absent() {
     assert_eq!(store.get(&key("b")).await.unwrap_err().kind(), Kind::NotFound);
 }
 
+type Change = Box<dyn FnOnce(Reply) -> Reply + Send>;
+
 #[tokio::test]
 async fn a_get_is_whole_or_asked_again() {
     let stub = Stub::start().await;
     let store = open_stub(&stub).await;
     let body = "0123456789".repeat(40_000);
     stub.plant("a", &body);
-    for sent in [0, 1, body.len() / 2, body.len() - 1] {
-        stub.after("GET", move |reply| Reply { cut: Some(sent), ..reply });
+    let cut = |sent: usize| -> Change { Box::new(move |reply| Reply { cut: Some(sent), ..reply }) };
+    let faults: [Change; 8] = [
+        cut(0),
+        cut(1),
+        cut(body.len() / 2),
+        cut(body.len() - 1),
+        Box::new(|reply| Reply { cut: Some(1000), chunked: true, ..reply }),
+        Box::new(|reply| Reply { body: Vec::new(), ..reply }),
+        Box::new(without_etag),
+        Box::new(|_| Reply::new(200, HTML)),
+    ];
+    for fault in faults {
+        stub.after("GET", fault);
+        assert_eq!(store.get(&key("a")).await.unwrap().body, body.as_bytes());
+        stub.all_failed();
     }
-    stub.after("GET", |reply| Reply { cut: Some(1000), chunked: true, ..reply });
-    stub.after("GET", |reply| Reply { body: Vec::new(), ..reply });
-    stub.after("GET", without_etag);
-    stub.before("GET", Reply::new(200, HTML));
-    assert_eq!(store.get(&key("a")).await.unwrap().body, body.as_bytes());
-    stub.all_failed();
+}
+
+/// The same reply, said to be of this range.
+fn served(text: &'static str) -> Change {
+    Box::new(move |mut reply| {
+        reply.headers.retain(|(name, _)| name != "Content-Range");
+        reply.headers.push(("Content-Range".into(), text.into()));
+        reply
+    })
 }
 
 #[tokio::test]
@@ -66,31 +84,29 @@ async fn a_range_is_the_one_asked_for_or_asked_again() {
     let store = open_stub(&stub).await;
     let body = "0123456789".repeat(1000);
     stub.plant("a", &body);
-    let served = |text: &'static str| {
-        move |mut reply: Reply| {
-            reply.headers.retain(|(name, _)| name != "Content-Range");
-            reply.headers.push(("Content-Range".into(), text.into()));
-            reply
-        }
-    };
     let whole = body.clone();
-    stub.after("GET", move |mut reply| {
-        reply.headers.retain(|(name, _)| name != "Content-Range");
-        Reply { status: 200, body: whole.into(), ..reply }
-    });
-    stub.after("GET", served("bytes 0-99/10000"));
-    stub.after("GET", served("bytes 101-200/10000"));
-    stub.after("GET", served("bytes 100-198/10000"));
-    stub.after("GET", served("bytes 100-200/10000"));
-    stub.after("GET", served("bytes */10000"));
-    stub.after("GET", served("100-199"));
-    stub.after("GET", |reply| Reply { body: reply.body[..99].into(), ..reply });
-    stub.after("GET", |reply| Reply { body: [&reply.body[..], b"x"].concat(), ..reply });
-    stub.after("GET", |reply| Reply { cut: Some(99), ..reply });
-    stub.after("GET", |reply| Reply { body: Vec::new(), ..reply });
-    let part = store.get_range(&key("a"), 100..200).await.unwrap();
-    assert_eq!(part, body.as_bytes()[100..200]);
-    stub.all_failed();
+    let faults: [Change; 11] = [
+        Box::new(move |mut reply| {
+            reply.headers.retain(|(name, _)| name != "Content-Range");
+            Reply { status: 200, body: whole.into(), ..reply }
+        }),
+        served("bytes 0-99/10000"),
+        served("bytes 101-200/10000"),
+        served("bytes 100-198/10000"),
+        served("bytes 100-200/10000"),
+        served("bytes */10000"),
+        served("100-199"),
+        Box::new(|reply| Reply { body: reply.body[..99].into(), ..reply }),
+        Box::new(|reply| Reply { body: [&reply.body[..], b"x"].concat(), ..reply }),
+        Box::new(|reply| Reply { cut: Some(99), ..reply }),
+        Box::new(|reply| Reply { body: Vec::new(), ..reply }),
+    ];
+    for fault in faults {
+        stub.after("GET", fault);
+        let part = store.get_range(&key("a"), 100..200).await.unwrap();
+        assert_eq!(part, body.as_bytes()[100..200]);
+        stub.all_failed();
+    }
 }
 
 /// Changes the XML of the next listing; the listing must come out right all the same.
