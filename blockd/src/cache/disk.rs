@@ -15,9 +15,9 @@ use tracing::{info, warn};
 
 use super::Core;
 use super::data_file::{BootId, DataFile, Header};
-use super::frame::{FRAME_BLOCKS_MAX, Frame, FrameKey, Part};
+use super::frame::{FRAME_LEN_MAX, Frame, FrameKey, Part};
 use super::index::Index;
-use crate::geometry::{BLOCK_BYTES, to_u64, to_usize};
+use crate::geometry::{BLOCK_BYTES, BLOCK_LEN, to_u64, to_usize};
 use crate::local_db::LocalDb;
 
 /// The ring is reserved, and given up, in this many segments when it is not very large.
@@ -30,7 +30,7 @@ const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// Segments are multiples of this; whether something was read is known by the grain.
 const GRAIN: u64 = 32 * BLOCK_BYTES;
 
-const _: () = assert!(FRAME_BLOCKS_MAX <= 32);
+const _: () = assert!(32 * BLOCK_LEN == FRAME_LEN_MAX);
 
 /// Most bytes that are left free of a large file system.
 const FREE_BYTES_MAX: u64 = 4 << 30;
@@ -84,7 +84,6 @@ impl Ring {
 }
 
 /// The disk's part of the cache. One writer changes it, any number of threads read.
-#[derive(Debug)]
 pub(super) struct Disk {
     pub(super) core: Arc<Core>,
     pub(super) file: DataFile,
@@ -220,6 +219,16 @@ impl Disk {
         self.core.memory.remove_frame(key);
         self.index.remove(key, position);
         None
+    }
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let oldest = self.oldest();
+        f.debug_struct("Disk")
+            .field("ring", &self.ring)
+            .field("oldest", &oldest)
+            .finish_non_exhaustive()
     }
 }
 

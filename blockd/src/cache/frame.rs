@@ -2,11 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::blob::FRAME_BLOCKS_MAX;
 use crate::geometry::BLOCK_LEN;
 use crate::ids::{DiskId, Nonce, ObjectId, ObjectRef};
-
-/// Most blocks of a frame: 128 KiB, as blobs are written.
-pub const FRAME_BLOCKS_MAX: usize = 32;
 
 /// Most bytes of a frame.
 pub(super) const FRAME_LEN_MAX: usize = FRAME_BLOCKS_MAX * BLOCK_LEN;

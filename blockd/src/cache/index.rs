@@ -11,7 +11,8 @@
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use super::frame::{FRAME_BLOCKS_MAX, Frame, FrameKey};
+use super::frame::{Frame, FrameKey};
+use crate::blob::FRAME_BLOCKS_MAX;
 use crate::local_db::{Batch, Family, LocalDb};
 
 /// The index of one data file.
@@ -70,9 +71,9 @@ impl Index {
 
     /// Removes every frame that lies at one of `positions`; `false` when that could not be done.
     pub(super) fn forget(&self, positions: Range<u64>) -> bool {
-        let Some(keys) = self.keys(positions.clone()) else { return false };
+        let Some(frames) = self.frames(positions.clone()) else { return false };
         let mut batch = Batch::new(Family::Cache);
-        for key in keys {
+        for (_, key) in frames {
             // A frame that was written again since then lies elsewhere, and stays.
             let position = self.get(&key).and_then(|frame| frame.position());
             if position.is_some_and(|position| positions.contains(&position)) {
@@ -83,15 +84,17 @@ impl Index {
         self.db.write(batch)
     }
 
-    /// The frames that were written at `positions`; `None` when they could not be read.
-    pub(super) fn keys(&self, positions: Range<u64>) -> Option<Vec<FrameKey>> {
+    /// What was written at `positions`, in order; `None` when that could not be read.
+    pub(super) fn frames(&self, positions: Range<u64>) -> Option<Vec<(u64, FrameKey)>> {
         let (start, end) = (self.position_row(positions.start), self.position_row(positions.end));
-        let mut keys = Vec::new();
-        let complete = self.db.scan(Family::Cache, &start..&end, |_, key| {
-            keys.extend(FrameKey::decode(key));
+        let mut frames = Vec::new();
+        let complete = self.db.scan(Family::Cache, &start..&end, |row, key| {
+            if let (Some(position), Some(key)) = (row.last_chunk(), FrameKey::decode(key)) {
+                frames.push((u64::from_be_bytes(*position), key));
+            }
             ControlFlow::Continue(())
         });
-        complete.then_some(keys)
+        complete.then_some(frames)
     }
 
     /// Removes everything if rows of another data file are found; `false` when that could not be done.
@@ -173,6 +176,6 @@ mod tests {
         assert!(index.forget(0..8192));
         assert_eq!(index.get(&key(1)).unwrap().position(), Some(8192));
         assert!(index.get(&key(2)).is_none());
-        assert_eq!(index.keys(0..u64::MAX).unwrap(), [key(1)]);
+        assert_eq!(index.frames(0..u64::MAX).unwrap(), [(8192, key(1))]);
     }
 }

@@ -48,12 +48,13 @@ use tracing::warn;
 
 use self::data_file::Header;
 use self::disk::{Disk, Host, Ring};
-pub use self::frame::{FRAME_BLOCKS_MAX, FrameKey};
+pub use self::frame::FrameKey;
 use self::frame::{Frame, Part};
 use self::memory::Memory;
 use self::queue::{Inserted, Queue, Stop};
 use self::readers::{READERS, Readers};
 use self::writer::{BATCH_LEN, Writer};
+use crate::blob::FRAME_BLOCKS_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{BLOCK_LEN, to_usize};
 use crate::local_db::LocalDb;
@@ -196,7 +197,7 @@ impl ReadCache {
     /// `blocks` should be the only use of its memory: a slice would hold on to all of it.
     ///
     /// # Panics
-    /// When there is not one CRC for each of 1 to 32 blocks.
+    /// When there is not one CRC for each of 1 to [`FRAME_BLOCKS_MAX`] blocks.
     pub fn insert(&self, key: FrameKey, blocks: Bytes, crcs: Vec<u32>) {
         assert!((1..=FRAME_BLOCKS_MAX).contains(&crcs.len()), "{} blocks in a frame", crcs.len());
         assert_eq!(blocks.len(), crcs.len() * BLOCK_LEN, "each block has a crc");

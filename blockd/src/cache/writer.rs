@@ -38,7 +38,8 @@ pub(super) struct Writer<'a> {
     /// Frames that get a second chance.
     kept: VecDeque<FrameKey>,
     failing: bool,
-    wraps_early: bool,
+    /// Where the file system had no room last.
+    end_of_room: Option<u64>,
 }
 
 impl<'a> Writer<'a> {
@@ -53,7 +54,7 @@ impl<'a> Writer<'a> {
             buffer: AlignedBuffer::new(BATCH_LEN),
             kept: VecDeque::new(),
             failing: false,
-            wraps_early: false,
+            end_of_room: None,
         }
     }
 
@@ -170,15 +171,12 @@ impl<'a> Writer<'a> {
         let start = self.header.reserved_end;
         let allocate =
             |start| disk.file.allocate(ring.offset(start), ring.segment, disk.free_bytes_min);
-        let Err(error) = allocate(start) else {
-            self.wraps_early &= ring.offset(start) == 0;
-            return Ok(start);
-        };
-        if ring.offset(start) == 0 {
+        let Err(error) = allocate(start) else { return Ok(start) };
+        let offset = ring.offset(start);
+        if offset == 0 {
             return Err(error);
         }
-        if !self.wraps_early {
-            self.wraps_early = true;
+        if self.end_of_room.replace(offset) != Some(offset) {
             info!("read cache stays at {} bytes for now: {error}", disk.file.used_bytes());
         }
         let wrapped = start.next_multiple_of(ring.capacity);
@@ -190,13 +188,17 @@ impl<'a> Writer<'a> {
         self.kept.clear();
         let disk = self.disk;
         let mut room = disk.ring.segment / 2;
-        for key in disk.index.keys(given_up_next.clone()).unwrap_or_default() {
-            let Some((frame, position)) = disk.find(&key) else { continue };
-            let len = to_u64(frame.len());
-            let lies_there = given_up_next.contains(&position);
-            if lies_there && disk.was_read(position) && len <= room {
-                room -= len;
-                self.kept.push_back(key);
+        for (position, key) in disk.index.frames(given_up_next).unwrap_or_default() {
+            if !disk.was_read(position) {
+                continue;
+            }
+            match disk.find(&key) {
+                // A frame that was written again since then does not lie there any more.
+                Some((frame, found)) if found == position && to_u64(frame.len()) <= room => {
+                    room -= to_u64(frame.len());
+                    self.kept.push_back(key);
+                }
+                _ => {}
             }
         }
     }
