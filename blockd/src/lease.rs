@@ -36,8 +36,9 @@ pub struct Offer {
     pub socket: Option<PathBuf>,
     /// TCP address of the export.
     pub tcp: Option<std::net::SocketAddr>,
-    /// Kernel device asked for.
-    pub device: Option<String>,
+    /// A branch that goes away when it is detached.
+    #[serde(default)]
+    pub discard: bool,
 }
 
 /// `disks/<disk-id>/attachment.json`: what this host fsynced about its right to write one disk.

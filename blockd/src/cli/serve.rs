@@ -44,7 +44,8 @@ pub fn run(common: &Common, serve: &Serve, environment: Environment<'_>) -> Resu
 /// Messages go to stderr: with colours on a terminal only, and without times where the journal has
 /// its own.
 fn log_to_stderr(level: &str) -> Result<()> {
-    let filter = EnvFilter::try_new(level)
+    // What a library says of a request that failed, the store says better, once, with its place.
+    let filter = EnvFilter::try_new(format!("{level},aws_smithy_runtime=off,aws_runtime=off"))
         .map_err(|error| Error::new(Kind::InvalidArgument, "log-level").with_source(error))?;
     let stderr = std::io::stderr();
     let builder = tracing_subscriber::fmt()

@@ -13,7 +13,7 @@ use super::exports::Export;
 use super::listeners::Address;
 use super::{Broken, Daemon, Served, Writer, to_the_end};
 use crate::control::Call;
-use crate::control::api::{Attach, AttachReply, Detach, DetachReply, Progress};
+use crate::control::api::{Attach, AttachReply, Detach, DetachReply, Fork, Progress};
 use crate::control::view::Access;
 use crate::disk::{self, CutPolicy, Disk, Frozen, Layers};
 use crate::drain::{CheckpointPolicy, Command, Drain, Ended, Names, TableState};
@@ -38,7 +38,14 @@ impl Daemon {
             return Err(Error::new(Kind::InvalidArgument, "kernel devices are not built in yet")
                 .with_fix("attach without --device and connect nbd-client to the URI"));
         }
-        let offer = Offer { socket: request.socket.clone(), tcp: request.tcp, device: None };
+        let offer = Offer {
+            socket: request.socket.clone(),
+            tcp: request.tcp,
+            discard: request.discard && request.access == Access::Branch,
+        };
+        if request.access == Access::Branch {
+            return self.attach_branch(call, request, offer).await;
+        }
         let _turn = self.turn(&request.target.disk).await;
         if let Some(served) = self.served(&request.target) {
             return self.attached_already(&served, &request, &offer);
@@ -52,19 +59,37 @@ impl Daemon {
                 )
                 .with_fix("attach it with --access read, or --access branch for a fork of it"));
             }
-            (Access::Read, _) => {
+            (Access::Read | Access::Branch, _) => {
                 self.attach_for_reading(&request.target, &offer).await?;
                 None
-            }
-            (Access::Branch, _) => {
-                return Err(Error::new(Kind::InvalidArgument, "branches are not built in yet")
-                    .with_fix("fork the snapshot, then attach the fork"));
             }
         };
         let served = self.served(&request.target).ok_or_else(|| {
             Error::new(Kind::Failed, format!("{} stopped while it was attached", request.target))
         })?;
         Ok(AttachReply { took_over: takeover.map(super::views::took_over), ..reply(&served, false) })
+    }
+
+    /// A fork for this attachment, under a name of its own.
+    async fn attach_branch(
+        self: &Arc<Self>,
+        call: &Call,
+        request: Attach,
+        offer: Offer,
+    ) -> Result<AttachReply> {
+        let name = branch_name(&request.target.disk);
+        let fork = Fork { target: request.target.clone(), new: name.clone() };
+        let made = self.fork_target(call, fork).await?;
+        let target = Target { disk: name.clone(), snapshot: None };
+        let _turn = self.turn(&name).await;
+        let branch = Attach { target: target.clone(), access: Access::Write, ..request };
+        self.attach_for_writing(call, &branch, &offer).await?;
+        let served = self.attached(&target)?;
+        Ok(AttachReply {
+            access: Access::Branch,
+            state_age_seconds: made.state_age_seconds,
+            ..reply(&served, false)
+        })
     }
 
     fn attached_already(
@@ -149,7 +174,7 @@ impl Daemon {
         }
     }
 
-    async fn take_and_open(
+    pub(super) async fn take_and_open(
         self: Arc<Self>,
         name: DiskName,
         head: Tagged<Head>,
@@ -421,7 +446,7 @@ impl Daemon {
 
     /// Drains and releases; `asker` closes when nobody waits for it any more, and the disk then stays
     /// attached unless it was released already.
-    async fn release(&self, served: &Served, mut asker: watch::Receiver<()>) -> Result<Option<u64>> {
+    pub(super) async fn release(&self, served: &Served, mut asker: watch::Receiver<()>) -> Result<Option<u64>> {
         let target = &served.target;
         self.listeners.hide(&served.address, target).await;
         let Some(writer) = &served.writer else {
@@ -453,6 +478,10 @@ impl Daemon {
         })?;
         LeaseFiles::new(&self.config.state_dir, head.disk).remove()?;
         tracing::info!(disk = %target, drained_lsn = head.drained_lsn, "disk detached");
+        if served.offer.discard {
+            registry::delete(&self.control_store(), &target.disk).await?;
+            tracing::info!(disk = %target, "branch discarded");
+        }
         Ok(Some(head.drained_lsn))
     }
 
@@ -526,6 +555,15 @@ fn newest_state(mut head: Head) -> Snapshot {
     let name: SnapshotName = "newest".parse().expect("a valid name");
     let created = head.drained_unix_ms;
     head.snapshot(name, None, crate::ids::SnapshotId::random(), created)
+}
+
+/// `NAME-branch-1a2b3c4d`, with as much of the name as fits.
+fn branch_name(disk: &DiskName) -> DiskName {
+    let salt = crate::ids::Nonce::random().0 & 0xffff_ffff;
+    let suffix = format!("-branch-{salt:08x}");
+    let kept = crate::ids::NAME_LEN_MAX - suffix.len();
+    let stem: String = disk.as_str().chars().take(kept).collect();
+    format!("{stem}{suffix}").parse().expect("a valid name with letters, hyphens and digits behind it")
 }
 
 fn needs_accept_loss(name: &DiskName, head: &Head, silent: Duration) -> Error {

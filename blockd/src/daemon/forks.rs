@@ -141,7 +141,7 @@ async fn newest_durable(store: &Store, disk: DiskId) -> Result<Snapshot> {
     }
 }
 
-async fn make_fork(
+pub(super) async fn make_fork(
     store: &Store,
     parent: &Head,
     snapshot: Snapshot,

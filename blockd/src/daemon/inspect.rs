@@ -123,6 +123,9 @@ impl Daemon {
         if let wal::Staging::Private(why) = self.logs.staging() {
             warnings.push(format!("writes are acknowledged from the log: {why}"));
         }
+        for folder in self.quarantined_folders() {
+            warnings.push(format!("a quarantined log is kept in {}", folder.display()));
+        }
         for (name, broken) in self.broken.lock().expect("no panic while held").iter() {
             warnings.push(format!("disk {name} is not served: {}", broken.reason.report()));
         }

@@ -107,12 +107,22 @@ impl Daemon {
                 Error::new(Kind::StoreUnavailable, format!("cannot open the store {}", config.store))
                     .with_source(error)
             })?;
-        let contact = contact(&store.with_policy(RetryPolicy::Until(STORE_PATIENCE)), &host).await?;
-        let copied = matches!(contact, Some((_, Standing::Copied)));
+        let patient = store.with_policy(RetryPolicy::Until(STORE_PATIENCE));
+        let contact = contact(&patient, &host).await?;
+        let mut copied = matches!(contact, Some((_, Standing::Copied)));
+        if contact.is_some() && !copied && !LeaseFiles::all(&config.state_dir)?.is_empty() {
+            // Before any disk is served: a copy of this directory that starts later must see that it
+            // is one, and of two that start at once only one can win.
+            copied = match host.beat(&patient).await {
+                Err(error) if error.kind() == Kind::LeaseLost => true,
+                Err(error) if error.kind() == Kind::StoreUnavailable => false,
+                outcome => outcome.map(|()| false)?,
+            };
+        }
         if copied {
             let former = host.id();
             host.renew()?;
-            tracing::warn!(%former, now = %host.id(), "this state directory is a copy of one in use: this is a new host");
+            tracing::warn!(%former, now = %host.id(), "this state directory was copied from one in use: this is a new host");
         }
         let logs = open_logs(&config)?;
         let db = LocalDb::open(&config.state_dir.join("db"));
@@ -216,6 +226,7 @@ impl Daemon {
     /// held. An idle host without leases asks the store for nothing.
     async fn keep_beating(self: Arc<Self>) {
         let mut stopping = self.stopping.subscribe();
+        let mut last_beat = Instant::now();
         let patient = self.store.with_policy(RetryPolicy::Until(self.config.heartbeat_interval));
         loop {
             let confirmed = *self.confirmed.borrow();
@@ -226,6 +237,7 @@ impl Daemon {
             }
             let outcome = if confirmed {
                 if !self.holds_any() {
+                    last_beat = Instant::now();
                     continue;
                 }
                 self.host.beat(&patient).await
@@ -238,9 +250,26 @@ impl Daemon {
                     return;
                 }
                 Err(error) => tracing::debug!(error = %error.report(), "no heartbeat"),
-                Ok(()) => {}
+                Ok(()) => {
+                    if last_beat.elapsed() >= self.config.lease_time {
+                        self.verify_leases(last_beat.elapsed()).await;
+                    }
+                    last_beat = Instant::now();
+                }
             }
         }
+    }
+
+    /// After a silence as long as the lease time (a suspended process, an outage) another host may have
+    /// taken our disks. The swap that would tell may be long in coming: it is made now.
+    async fn verify_leases(&self, silence: Duration) {
+        tracing::info!(silence_s = silence.as_secs(), "silent for a lease time: checking every lease");
+        let served = self.all_served();
+        let checks = served.iter().filter(|served| served.writer.is_some()).map(|served| async {
+            // A lease that is lost stops its disk, which says so.
+            let _ = self.change_held(served, Box::new(|_| Ok(()))).await;
+        });
+        join_all(checks).await;
     }
 
     async fn confirm(&self, store: &Store) -> Result<()> {

@@ -110,9 +110,12 @@ impl Drain {
                 Next::Batch => self.batch().await,
                 Next::Command(Command::Change(change, reply)) => {
                     let outcome = self.change(&change).await;
-                    let answer = outcome.map(|()| self.head.head().clone());
-                    let _ = reply.send(answer);
-                    Ok(())
+                    let lost = match &outcome {
+                        Err(error) if error.kind() == Kind::LeaseLost => Err(copy_of(error)),
+                        _ => Ok(()),
+                    };
+                    let _ = reply.send(outcome.map(|()| self.head.head().clone()));
+                    lost
                 }
                 Next::Command(Command::Release(reply)) => match self.release(&reply).await {
                     Ok(true) => {
