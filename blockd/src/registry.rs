@@ -113,10 +113,15 @@ pub async fn create(
 pub async fn claim_name(store: &Store, name: &DiskName, disk: DiskId) -> Result<()> {
     let key = name_key(name);
     let record = NameRecord { disk: Some(disk), nonce: Nonce::random() };
+    // Most names were never used: one request then.
+    if objects::create(store, &key, &record).await?.is_some() {
+        return Ok(());
+    }
     let named = match objects::load::<NameRecord>(store, &key).await? {
-        Some(found) if found.value.disk.is_some() => None,
-        Some(free) => objects::replace(store, &key, &record, &free.etag).await?,
-        None => objects::create(store, &key, &record).await?,
+        Some(free) if free.value.disk.is_none() => {
+            objects::replace(store, &key, &record, &free.etag).await?
+        }
+        _ => None,
     };
     named.map(drop).ok_or_else(|| taken(name))
 }

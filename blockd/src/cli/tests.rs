@@ -159,7 +159,7 @@ fn each_misuse_is_one_line_with_a_fix_and_exit_code_2() {
         ("config show", wrong, "unrecognized subcommand 'show'"),
         ("config check --config /none/such", wrong, "cannot read /none/such"),
         ("serve --cut-bytes 1", wrong, "--cut-bytes: 1 is too small; at least 1 MiB"),
-        ("serve --store s3://", wrong, "--store: an s3:// url names a bucket"),
+        ("serve --store s3://", wrong, "--store: store url \"s3://…\": the bucket must have"),
         ("serve --control c.sock", wrong, "--control: \"c.sock\" is not an absolute path"),
         ("serve --allow-buffered-log=si", wrong, "\"si\" is not a choice; write true or false"),
         ("serve --verbose", wrong, "unexpected argument '--verbose' found"),

@@ -148,7 +148,9 @@ impl Config {
             runtime_dir: texts.folder("runtime-dir")?,
             control: texts.socket("control")?,
             store: texts.parse("store", |text| {
-                text.parse().map_err(|error: s3_backend::Error| error.to_string())
+                text.parse().map_err(|error: s3_backend::Error| {
+                    format!("{error}; write file:///dir or s3://bucket/prefix")
+                })
             })?,
             log_dir: texts.folder("log-dir")?,
             log_bytes_max: texts.size("log-bytes-max", 8 * LOG_SEGMENT_BYTES, u64::MAX)?,

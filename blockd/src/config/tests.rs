@@ -113,7 +113,7 @@ fn each_mistake_in_the_file_is_named_with_its_line() {
         ("compression = \"lz4\"", "write zstd or none"),
         ("log-level = \"loud=very\"", "write error, warn, info, debug or trace"),
         ("state-dir = \"blockd\"", "\"blockd\" is not an absolute path; start it with /"),
-        ("store = \"s3://\"", "store: an s3:// url names a bucket"),
+        ("store = \"s3://\"", "store: store url \"s3://…\": the bucket must have"),
     ] {
         check_file_is_refused(text, expected);
     }

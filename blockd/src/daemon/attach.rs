@@ -261,7 +261,10 @@ impl Daemon {
         self.served.lock().expect("no panic while held").insert(target.clone(), served);
         self.broken.lock().expect("no panic while held").remove(&name);
         let daemon = Arc::clone(self);
-        self.tasks.spawn(async move { daemon.supervise(target, drain, inbox).await });
+        let lost = target.clone();
+        self.tasks.spawn(async move { daemon.supervise(lost, drain, inbox).await });
+        let daemon = Arc::clone(self);
+        self.tasks.spawn(async move { daemon.fill_snapshot_book(target, head).await });
         tracing::info!(
             disk = %name,
             epoch,
@@ -342,6 +345,7 @@ impl Daemon {
         let Some(served) = self.served(target) else { return };
         self.listeners.hide(&served.address, target).await;
         self.listeners.close(&served.address, target).await;
+        self.snapshots.close(disk.id);
         close_log(disk).await;
         if let Err(error) = self.quarantine(&target.disk, disk.id) {
             tracing::error!(disk = %target.disk, error = %error.report(), "log not quarantined");
@@ -416,10 +420,7 @@ impl Daemon {
         request: Detach,
     ) -> Result<DetachReply> {
         let turn = self.turn(&request.target.disk).await;
-        let served = self.served(&request.target).ok_or_else(|| {
-            Error::new(Kind::NotFound, format!("{} is not attached here", request.target))
-                .with_fix("see `blockd list`")
-        })?;
+        let served = self.attached(&request.target)?;
         let clients = self.listeners.clients(&served.address, &request.target).await;
         if !clients.is_empty() && !request.disconnect {
             let peers: Vec<String> = clients.iter().map(|client| client.peer.clone()).collect();
@@ -471,6 +472,7 @@ impl Daemon {
             }
         };
         self.withdraw(served).await;
+        self.snapshots.close(head.disk);
         close_log(&writer.disk).await;
         self.logs.discard(wal::OwnerId::new(head.disk.to_bytes())).map_err(|error| {
             Error::new(Kind::Failed, "the disk is released, but its log cannot be removed")

@@ -180,9 +180,17 @@ impl Control for Arc<Daemon> {
 
 impl Daemon {
     pub(super) fn attached(&self, target: &Target) -> Result<Arc<Served>> {
-        self.served(target).ok_or_else(|| {
-            Error::new(Kind::NotFound, format!("{target} is not attached here"))
-                .with_fix(format!("attach it first: `blockd attach {target}`"))
+        self.served(target).ok_or_else(|| match self.broken_reason(&target.disk) {
+            Some(reason) => {
+                let message = format!("{target} is not served: {}", reason.report());
+                let error = Error::new(reason.kind(), message);
+                match reason.fix() {
+                    Some(fix) => error.with_fix(fix),
+                    None => error,
+                }
+            }
+            None => Error::new(Kind::NotFound, format!("{target} is not attached here"))
+                .with_fix(format!("attach it first: `blockd attach {target}`")),
         })
     }
 

@@ -47,7 +47,6 @@ impl Daemon {
         request: Fork,
     ) -> Result<ForkReply> {
         let store = self.control_store();
-        registry::check_free(&store, &request.new).await?;
         let (head, snapshot, held_elsewhere) = self.fork_base(call, &request.target).await?;
         let age = held_elsewhere.then(|| {
             Duration::from_millis(clock::unix_ms().saturating_sub(head.drained_unix_ms))
@@ -69,6 +68,11 @@ impl Daemon {
         target: &Target,
     ) -> Result<(Head, Snapshot, bool)> {
         let store = self.control_store();
+        if let Some(name) = &target.snapshot
+            && let Some((head, snapshot)) = self.known_base(&target.disk, name)
+        {
+            return Ok((head, snapshot, false));
+        }
         let head = self.head_of(&target.disk).await?;
         let elsewhere = head.holder.as_ref().is_some_and(|holder| holder.host != self.host.id());
         let name = match &target.snapshot {
@@ -89,10 +93,25 @@ impl Daemon {
                 taken.snapshot.name
             }
         };
-        self.wait_durable(call, &target.disk, &name).await?;
-        let head = self.head_of(&target.disk).await?;
+        let head = match self.writer_of(&target.disk) {
+            Some(_) => {
+                self.wait_durable(call, &target.disk, &name).await?;
+                self.head_of(&target.disk).await?
+            }
+            None => head,
+        };
         let snapshot = registry::find_snapshot(&store, &head, &name).await?;
+        self.snapshots.learn(head.disk, std::slice::from_ref(&snapshot));
         Ok((head, snapshot, false))
+    }
+
+    /// A snapshot that this daemon knows, of a disk that it holds: nothing has to be asked. Whether it
+    /// still exists, the fork finds out anyway.
+    fn known_base(&self, disk: &DiskName, name: &SnapshotName) -> Option<(Head, Snapshot)> {
+        let served = self.writer_of(disk)?;
+        let head = Head::clone(&served.writer.as_ref()?.head.borrow());
+        let snapshot = self.snapshots.find(head.disk, name)?;
+        Some((head, snapshot))
     }
 
     /// Waits until the store holds a snapshot that this daemon still has in its log. Bounded by the

@@ -14,6 +14,7 @@ mod forks;
 mod inspect;
 mod listeners;
 mod recover;
+mod snapshot_book;
 mod snapshots;
 mod start;
 mod views;
@@ -43,6 +44,7 @@ use crate::lease::{Attachment, Observer, Offer};
 use crate::control::view::Access;
 use exports::Export;
 use listeners::{Address, Listeners};
+use snapshot_book::SnapshotBook;
 
 /// The daemon.
 #[derive(Debug)]
@@ -57,6 +59,7 @@ pub struct Daemon {
     uploads: Arc<Uploads>,
     listeners: Listeners,
     observer: Observer,
+    snapshots: SnapshotBook,
     served: Mutex<BTreeMap<Target, Arc<Served>>>,
     /// Disks that this host holds, or held, and cannot serve.
     broken: Mutex<BTreeMap<DiskName, Broken>>,

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use s3_backend::Store;
+
 use super::{Daemon, forks};
 use crate::clock;
 use crate::control::api::{Snapshot, SnapshotReply, SnapshotsReply};
 use crate::control::view::{SnapshotState, SnapshotView};
 use crate::disk::Barrier;
 use crate::error::{Error, Kind, Result};
-use crate::head;
+use crate::head::{self, Head};
 use crate::ids::{DiskName, SnapshotId, SnapshotName, Target};
 use crate::{failpoint, registry};
 
@@ -32,8 +34,18 @@ impl Daemon {
             return Ok(SnapshotReply { target, snapshot });
         };
         let writer = served.writer.as_ref().expect("it was found as one");
-        self.check_name_free(&name, &barrier.name).await?;
-        let lsn = writer.disk.snapshot(barrier.clone()).await?;
+        if !self.snapshots.is_complete(writer.disk.id) {
+            let head = Head::clone(&writer.head.borrow());
+            self.complete_snapshot_book(&self.control_store(), &head).await?;
+        }
+        if !self.snapshots.reserve(writer.disk.id, &barrier.name) {
+            return Err(taken(&name, &barrier.name));
+        }
+        let lsn = writer
+            .disk
+            .snapshot(barrier.clone())
+            .await
+            .inspect_err(|_| self.snapshots.forget(writer.disk.id, &barrier.name))?;
         failpoint::pass("snapshot-after-barrier").await;
         let mut view = pending(&barrier, lsn.get(), writer.disk.size_bytes());
         if request.wait {
@@ -66,18 +78,29 @@ impl Daemon {
         Ok(super::views::snapshot(taken.expect("it was just added")))
     }
 
-    async fn check_name_free(&self, disk: &DiskName, name: &SnapshotName) -> Result<()> {
-        let head = self.head_of(disk).await?;
-        if self.pending_barriers(disk).iter().any(|(barrier, _)| barrier.name == *name) {
-            return Err(taken(disk, name));
+    /// Reads the snapshots of a disk that was attached, in the background; one that never had any needs
+    /// no request.
+    pub(super) async fn fill_snapshot_book(self: Arc<Self>, target: Target, head: Head) {
+        for (barrier, _) in self.pending_barriers(&target.disk) {
+            self.snapshots.reserve(head.disk, &barrier.name);
         }
-        self.check_name_free_in(disk, &head, name).await
+        if head.snapshot_count == 0 {
+            self.snapshots.complete(head.disk);
+        } else if let Err(error) = self.complete_snapshot_book(&self.store, &head).await {
+            tracing::debug!(disk = %target.disk, error = %error.report(), "snapshots not listed");
+        }
+    }
+
+    async fn complete_snapshot_book(&self, store: &Store, head: &Head) -> Result<()> {
+        self.snapshots.learn(head.disk, &registry::snapshots(store, head).await?);
+        self.snapshots.complete(head.disk);
+        Ok(())
     }
 
     async fn check_name_free_in(
         &self,
         disk: &DiskName,
-        head: &head::Head,
+        head: &Head,
         name: &SnapshotName,
     ) -> Result<()> {
         let all = registry::snapshots(&self.control_store(), head).await?;
@@ -128,14 +151,16 @@ impl Daemon {
         }
         let snapshot = registry::find_snapshot(&store, &head, &name).await?;
         self.drop_from_head(&disk, &head, &snapshot).await?;
-        forks::delete_snapshot(&store, &disk, &snapshot).await
+        forks::delete_snapshot(&store, &disk, &snapshot).await?;
+        self.snapshots.forget(head.disk, &name);
+        Ok(())
     }
 
     /// A head that still carries a snapshot would bring it back: it is written out and dropped first.
     async fn drop_from_head(
         &self,
         disk: &DiskName,
-        head: &head::Head,
+        head: &Head,
         snapshot: &head::Snapshot,
     ) -> Result<()> {
         if head.snapshots.iter().all(|carried| carried.id != snapshot.id) {
@@ -144,7 +169,7 @@ impl Daemon {
         let store = self.control_store();
         registry::write_snapshots(&store, std::slice::from_ref(snapshot)).await?;
         let id = snapshot.id;
-        let forget = move |head: &mut head::Head| {
+        let forget = move |head: &mut Head| {
             head.snapshots.retain(|carried| carried.id != id);
             Ok(())
         };

@@ -149,6 +149,7 @@ impl Daemon {
             uploads,
             listeners,
             observer: crate::lease::Observer::default(),
+            snapshots: super::SnapshotBook::default(),
             served: std::sync::Mutex::default(),
             broken: std::sync::Mutex::default(),
             turns: std::sync::Mutex::default(),
@@ -362,8 +363,17 @@ fn open_logs(config: &Config) -> Result<Arc<LogDir>> {
         ..LogConfig::new(config.log_dir.clone())
     };
     LogDir::open(log_config).map_err(|error| {
-        Error::new(Kind::Failed, format!("cannot open the log in {}", config.log_dir.display()))
-            .with_source(error)
+        let unsupported = error.kind() == wal::ErrorKind::Unsupported;
+        let failed =
+            Error::new(Kind::Failed, format!("cannot open the log in {}", config.log_dir.display()))
+                .with_source(error);
+        match unsupported {
+            true => failed.with_fix(
+                "put --log-dir on a local device, or accept slower and less certain writes with \
+                 --allow-buffered-log true",
+            ),
+            false => failed,
+        }
     })
 }
 
