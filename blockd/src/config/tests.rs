@@ -179,9 +179,12 @@ fn the_default_file_may_be_missing_and_a_named_one_may_not() {
 
 #[test]
 fn no_message_and_no_listing_repeats_what_could_be_a_secret() {
-    for text in
-        ["s3://key:hunter2@b", "s3://b?secret=hunter2", "s3://b?endpoint=http://u:hunter2@h"]
-    {
+    for text in [
+        "s3://key:hunter2@b",
+        "s3://bkt?secret=hunter2",
+        "s3://bkt?endpoint=http://u:hunter2@h",
+        "hunter2",
+    ] {
         let flags = Flags::from([("store", text.to_owned())]);
         let error = Resolved::from_layers(&flags, &no_environment, &BTreeMap::new()).unwrap_err();
         assert!(!format!("{error:?} {:?}", error.fix()).contains("hunter2"), "{error:?}");
