@@ -156,7 +156,7 @@ impl LogDir {
     /// Does one piece of background work; `false` when nothing is due. For directories without
     /// writer threads.
     pub fn step(&self) -> bool {
-        self.shared.work.step() || self.shared.pool.step()
+        self.shared.step()
     }
 }
 
@@ -174,6 +174,10 @@ impl Drop for LogDir {
 }
 
 impl Shared {
+    pub(crate) fn step(&self) -> bool {
+        self.work.step() || self.pool.step()
+    }
+
     /// Notes that an owner is being started and hands out what was found of it.
     fn reserve(&self, owner: OwnerId) -> Result<Vec<Found>> {
         let mut owners = self.owners();

@@ -289,8 +289,13 @@ impl Log {
         Ok(Appended { lsn, place })
     }
 
-    /// Waits until an append has a chance again.
+    /// Waits until an append has a chance again. Without writer threads it does what background
+    /// work there is, and returns.
     pub async fn room(&self) {
+        if self.owner.dir.config.writer_threads == 0 {
+            while !self.owner.has_room() && self.owner.dir.step() {}
+            return;
+        }
         loop {
             let room = self.owner.dir.room.notified();
             tokio::pin!(room);

@@ -128,7 +128,8 @@ impl LogDir {
         let invalid =
             |what: &str| Error::new(ErrorKind::Invalid, format!("{} {what}", folder.display()));
         let inside = folder.strip_prefix(shared.storage.path()).unwrap_or(folder);
-        let inside = inside.to_str().ok_or_else(|| invalid("is not a name in UTF-8"))?;
+        let inside = inside.to_str().filter(|name| name.starts_with(FOLDER));
+        let inside = inside.ok_or_else(|| invalid("is not in the quarantine folder"))?;
         let names = shared.storage.list(inside);
         let names = names.map_err(|e| Error::io(format!("list {}", folder.display()), e))?;
         let mut found = Vec::new();

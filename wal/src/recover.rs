@@ -167,7 +167,8 @@ fn damage(
     in_ring: InRing,
     flaws: &[Misfit],
 ) -> Error {
-    let found = match (flaws.iter().find(|flaw| flaw.expected == at), next, in_ring) {
+    // Of two, the later one: the first is the unused rest of the segment before.
+    let found = match (flaws.iter().rfind(|flaw| flaw.expected == at), next, in_ring) {
         (_, _, InRing::Broken) if at > synced => {
             "its copy in the staging ring does not verify".to_owned()
         }

@@ -242,6 +242,16 @@ pub(crate) fn scan(
         walk.segment(this, limit.unwrap_or(Lsn::new(u64::MAX))).map_err(io)?;
         let Walk { segment, expected, .. } = walk;
         scan.segments.push(Scanned { segment, last: expected.previous() });
+        if let Some(next) = found.get(i + 1).filter(|next| next.held.first_lsn > expected) {
+            let number = this.held.sequence + 1;
+            if next.held.sequence > number {
+                let next = pool.path_of(&next.name);
+                let (before, after) = (path.display(), next.display());
+                let reason =
+                    format!("segment number {number} is missing between {before} and {after}");
+                scan.flaws.push(Misfit { expected, reason, torn_bytes: 0 });
+            }
+        }
     }
     Ok(scan)
 }
@@ -266,7 +276,7 @@ impl Walk<'_> {
             self.misfit(0, broken.clone(), 0);
         }
         let mut block = 1;
-        let mut in_thread = true;
+        let mut in_thread = found.broken.is_none();
         while let Some(bytes) = window.get(block, 1)? {
             let header = FrameHeader::decode(bytes).and_then(|header| {
                 let stands = header.head.stands_at(&self.origin, found.held.sequence, block);
@@ -275,7 +285,7 @@ impl Walk<'_> {
             match header {
                 Ok(header) => {
                     let whole = self.frame(&mut window, block, &header, limit, found)?;
-                    in_thread = whole;
+                    in_thread = whole && found.broken.is_none();
                     block += 1 + header.head.blocks;
                 }
                 Err(flaw) => {

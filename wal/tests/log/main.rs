@@ -4,7 +4,13 @@
     reason = "a test ends where it fails; helpers are not marked as tests"
 )]
 #![expect(clippy::cast_possible_truncation, reason = "test data is small")]
+#![expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 
+mod crash;
+mod damage;
+mod flow;
 mod model;
+mod quarantine;
 mod replay;
+mod staging;
 mod support;
