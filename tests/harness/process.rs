@@ -321,9 +321,11 @@ impl Daemon {
         self.cli(&["show", name, "--json"]).ok().json()
     }
 
-    /// Kills the process as `kill -9` does, and waits until it is gone.
+    /// Kills the process as `kill -9` does, unless it has ended, and waits until it is gone.
     pub fn kill9(&mut self) {
-        self.signal(Signal::KILL);
+        if self.exited().is_none() {
+            self.signal(Signal::KILL);
+        }
         self.reap();
     }
 

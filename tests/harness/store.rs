@@ -1,6 +1,6 @@
 //! The store that a scenario puts its disks in: a directory, or a real S3 server.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
@@ -47,6 +47,13 @@ impl Store {
             Self::Directory(_) => settings,
             Self::S3(_) => settings.envs(&s3::CREDENTIALS),
         }
+    }
+
+    /// The file that holds an object of a directory store.
+    #[track_caller]
+    #[must_use]
+    pub fn object_file(&self, key: &str) -> PathBuf {
+        self.folder().join(format!("{key}@"))
     }
 
     /// The folder of a directory store.
