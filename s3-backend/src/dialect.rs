@@ -129,6 +129,15 @@ impl Dialect {
         state.if_match.value == form
     }
 
+    /// Whether the form is fixed, or a swap in it was seen to be honest.
+    pub(crate) fn if_match_is_settled(&self) -> bool {
+        self.lock().if_match.settled
+    }
+
+    pub(crate) fn if_match_worked(&self) {
+        self.lock().if_match.settled = true;
+    }
+
     pub(crate) fn checksums_worked(&self) {
         self.lock().checksums.settled = true;
     }

@@ -16,8 +16,8 @@
 //! may yet be applied, else the last reason.
 
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -28,23 +28,22 @@ use crate::dialect::Dialect;
 use crate::error::{Error, Kind};
 use crate::key::{ETag, ObjectKey, check_prefix};
 use crate::limit::{Class, Limiter};
+use crate::probe::probe;
 use crate::retry::{Backoff, Health, HealthRecord, RetryPolicy, jitter};
 use crate::store::{
     Deletions, LIST_PAGE_MAX, ListEntry, ListPage, ListToken, Object, ObjectMeta, ObjectStore,
 };
 
-/// Bodies up to this size are read back at once; of larger ones the size is asked first.
-const READ_BACK_AT_ONCE_BYTES: usize = 64 * 1024;
-
-/// With less time than this left, another attempt is not worth starting.
-const REST_MIN: Duration = Duration::from_millis(20);
+/// Objects up to this size are no blobs: they go first, and are read back without asking for their
+/// size.
+const SMALL_BYTES: usize = 64 * 1024;
 
 /// A store with a retry policy. Clones share the driver, its connections and the rate limit.
 #[derive(Clone, Debug)]
 pub struct Store {
     shared: Arc<Shared>,
     policy: RetryPolicy,
-    class: Class,
+    class: Option<Class>,
 }
 
 #[derive(Debug)]
@@ -64,7 +63,7 @@ impl Store {
                 health: HealthRecord::default(),
             }),
             policy: RetryPolicy::Forever,
-            class: Class::Data,
+            class: None,
         }
     }
 
@@ -74,10 +73,11 @@ impl Store {
         Self { policy, ..self.clone() }
     }
 
-    /// The same store for requests of another class.
+    /// The same store for requests of one class. Without this, deletions are `Background`, small
+    /// objects and swaps are `Meta`, and all else is `Data`.
     #[must_use]
     pub fn with_class(&self, class: Class) -> Self {
-        Self { class, ..self.clone() }
+        Self { class: Some(class), ..self.clone() }
     }
 
     /// How the store has been answering.
@@ -127,9 +127,16 @@ impl Store {
             store: self,
             operation,
             target,
+            class: self.class.unwrap_or(match operation {
+                Operation::PutIfMatch | Operation::Get | Operation::Stat => Class::Meta,
+                Operation::PutNew | Operation::GetRange | Operation::List => Class::Data,
+                Operation::Delete => Class::Background,
+            }),
             deadline: self.policy.deadline(Instant::now()),
             backoff: Backoff::new(),
             unclear: false,
+            is_last: false,
+            last_error: None,
         }
     }
 
@@ -153,9 +160,26 @@ impl Store {
         }
     }
 
+    /// A store refused the version that it has: it may want to hear of it in another form. Where the
+    /// store could not be probed at start, this makes up for it.
+    async fn learn(&self) {
+        if self.dialect().is_none_or(|dialect| dialect.if_match_is_settled()) {
+            return;
+        }
+        // Boxed, for the probe writes through this very handle.
+        let probed: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(probe(self));
+        match probed.await {
+            Ok(report) => tracing::info!("{report}"),
+            Err(error) => tracing::warn!(error = %error.chain(), "the store failed the probe"),
+        }
+    }
+
     /// Repeats a conditional write until it is known what became of it.
     async fn write(&self, write: Write<'_>) -> Result<ETag, Error> {
         let mut pursuit = self.pursuit(write.operation(), write.key.as_str());
+        if self.class.is_none() && write.body.len() <= SMALL_BYTES {
+            pursuit.class = Class::Meta;
+        }
         loop {
             let error = match pursuit.attempt(write.send(self.driver())).await {
                 Ok(etag) => return Ok(etag),
@@ -174,8 +198,13 @@ impl Store {
                         let text = format!("{} {}", write.operation().name(), write.key);
                         return Err(Error::new(kind, text));
                     }
-                    // A refusal that the object does not bear out: treated as no answer.
-                    Ok(Seen::Nothing) => error.into_kind(Kind::Unavailable),
+                    // A refusal that the object does not bear out is no answer.
+                    Ok(Seen::Nothing) => {
+                        if error.kind() == Kind::Conflict {
+                            self.learn().await;
+                        }
+                        error.into_kind(Kind::Unavailable)
+                    }
                     Err(error) => error,
                 }
             } else {
@@ -233,9 +262,8 @@ impl ObjectStore for Store {
 
     async fn delete_many(&self, keys: &[ObjectKey]) -> Deletions {
         let mut results = Deletions::with_capacity(keys.len());
-        let store = self.with_class(Class::Background);
         for batch in keys.chunks(LIST_PAGE_MAX) {
-            results.extend(store.delete_batch(batch).await);
+            results.extend(self.delete_batch(batch).await);
         }
         results
     }
@@ -339,7 +367,7 @@ impl Write<'_> {
     }
 
     async fn look_at_object(&self, driver: &dyn ObjectStore) -> Result<Seen, Error> {
-        if self.body.len() > READ_BACK_AT_ONCE_BYTES {
+        if self.body.len() > SMALL_BYTES {
             let meta = driver.stat(self.key).await?;
             if meta.size != crate::counters::count_of(self.body.len()) {
                 return Ok(self.not_mine(&meta.etag));
@@ -366,10 +394,15 @@ struct Pursuit<'a> {
     store: &'a Store,
     operation: Operation,
     target: &'a str,
+    class: Class,
     deadline: Option<Instant>,
     backoff: Backoff,
     /// An attempt of ours may have been applied, or may yet be.
     unclear: bool,
+    /// The next attempt is the last.
+    is_last: bool,
+    /// Why the attempt before failed.
+    last_error: Option<Error>,
 }
 
 impl Pursuit<'_> {
@@ -385,23 +418,31 @@ impl Pursuit<'_> {
 
     /// Waits for a turn and makes one attempt, within the deadline.
     async fn turn<T>(
-        &self,
+        &mut self,
         attempt: impl Future<Output = Result<T, Error>> + Send,
     ) -> Result<T, Error> {
         let mut sent = false;
         let turn = async {
-            let _permit = self.store.shared.limiter.acquire(self.store.class).await;
+            let _permit = self.store.shared.limiter.acquire(self.class).await;
             sent = true;
             attempt.await
         };
         let Some(deadline) = self.deadline else { return turn.await };
-        tokio::time::timeout_at(deadline, turn).await.unwrap_or_else(|_| {
-            let (kind, what) = match sent {
-                true => (Kind::Ambiguous, "no answer before the deadline"),
-                false => (Kind::Unavailable, "no turn before the deadline"),
-            };
-            Err(Error::new(kind, self.describe(what)))
-        })
+        match tokio::time::timeout_at(deadline, turn).await {
+            Ok(result) => result,
+            Err(_) => {
+                let (kind, what) = match sent {
+                    true => (Kind::Ambiguous, "no answer before the deadline"),
+                    false => (Kind::Unavailable, "no turn before the deadline"),
+                };
+                let error = Error::new(kind, self.describe(what));
+                // Why there were attempts before this one says more than that time is up.
+                Err(match self.last_error.take() {
+                    Some(last) => error.with_source(last),
+                    None => error,
+                })
+            }
+        }
     }
 
     /// Keeps the books after an attempt: what is unclear, the rate, the health.
@@ -427,19 +468,22 @@ impl Pursuit<'_> {
 
     /// Waits before the next attempt, or ends the call with what is known.
     async fn pause(&mut self, error: Error) -> Result<(), Error> {
-        let now = Instant::now();
         let mut pause = self.backoff.next(jitter());
         if let Some(deadline) = self.deadline {
-            // The last attempt gets half of what is left, however long the next pause would be.
-            let rest = deadline.saturating_duration_since(now);
-            pause = pause.min(rest / 2);
+            let rest = deadline.saturating_duration_since(Instant::now());
             // Who waits in person need not wait for a store that says it cannot.
-            if rest < REST_MIN || error.kind() == Kind::Unsupported {
+            if self.is_last || rest.is_zero() || error.kind() == Kind::Unsupported {
                 return Err(self.give_up(error));
+            }
+            if pause >= rest / 2 {
+                // One more attempt, with half of what is left for the answer.
+                pause = rest / 2;
+                self.is_last = true;
             }
         }
         tracing::debug!(error = %error.chain(), ?pause, "{}", self.describe("will be retried"));
         tokio::time::sleep(pause).await;
+        self.last_error = Some(error);
         Ok(())
     }
 

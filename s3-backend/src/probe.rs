@@ -54,11 +54,14 @@ pub async fn probe(store: &Store) -> Result<ProbeReport, Error> {
     let probe = Probe { store, nonce };
     let result = probe.run().await;
     // Also after a failure, as far as the store goes along; what is left is a few bytes.
-    let keys = ["first", "absent", "race"].map(|name| probe.key(name));
+    let keys = ["first", "absent", "put-race", "swap-race"].map(|name| probe.key(name));
     let cleanup = store.delete_many(&keys).await;
     result?;
     for (_, deleted) in cleanup {
         deleted?;
+    }
+    if let Some(dialect) = store.dialect() {
+        dialect.if_match_worked();
     }
     Ok(ProbeReport {
         if_match: store.dialect().map(|dialect| dialect.if_match()),
@@ -75,10 +78,15 @@ impl Probe<'_> {
     async fn run(&self) -> Result<(), Error> {
         let first = self.if_absent().await?;
         let second = self.if_match(&first).await?;
-        self.stale_match(&first).await?;
-        self.absent_match(&first).await?;
-        self.reads(&second).await?;
-        self.race().await
+        let one_by_one = async {
+            self.stale_match(&first).await?;
+            self.absent_match(&first).await?;
+            self.reads(&second).await
+        };
+        // Some stores keep the losers of a race waiting; all waiting is done at once.
+        let (one_by_one, puts, swaps) =
+            futures_util::join!(one_by_one, self.put_race(), self.swap_race());
+        one_by_one.and(puts).and(swaps)
     }
 
     async fn if_absent(&self) -> Result<ETag, Error> {
@@ -151,7 +159,7 @@ impl Probe<'_> {
         if part != body[2..7] {
             return Err(refuse("get of a range returned other bytes"));
         }
-        let listed = self.store.list_all(&format!("probe/{:016x}/", self.nonce)).await?;
+        let listed = self.store.list_all(&format!("probe/{:016x}/f", self.nonce)).await?;
         if listed.len() != 1 || listed[0].key != key {
             return Err(refuse("list did not show exactly the object that was put"));
         }
@@ -159,17 +167,18 @@ impl Probe<'_> {
     }
 
     /// Several at once: a store may look at a condition and forget it by the time it writes.
-    async fn race(&self) -> Result<(), Error> {
-        let key = self.key("race");
-        let bodies: Vec<Bytes> =
-            (0..RIVALS).map(|rival| self.body(&format!("new {rival}"))).collect();
-        let puts = bodies.iter().map(|body| self.store.put_new(&key, body.clone()));
-        let etag = one_winner(join_all(puts).await, Kind::Exists, "put if absent")?;
-        let bodies: Vec<Bytes> =
-            (0..RIVALS).map(|rival| self.body(&format!("swap {rival}"))).collect();
-        let swaps = bodies.iter().map(|body| self.store.put_if_match(&key, body.clone(), &etag));
-        one_winner(join_all(swaps).await, Kind::Conflict, "swap")?;
-        Ok(())
+    async fn put_race(&self) -> Result<(), Error> {
+        let key = self.key("put-race");
+        let puts =
+            (0..RIVALS).map(|rival| self.store.put_new(&key, self.body(&format!("{rival}"))));
+        one_winner(join_all(puts).await, Kind::Exists, "put if absent (If-None-Match: *)")
+    }
+
+    async fn swap_race(&self) -> Result<(), Error> {
+        let key = self.key("swap-race");
+        let etag = self.store.put_new(&key, self.body("start")).await?;
+        let swap = |rival| self.store.put_if_match(&key, self.body(&format!("{rival}")), &etag);
+        one_winner(join_all((0..RIVALS).map(swap)).await, Kind::Conflict, "swap (If-Match)")
     }
 
     fn key(&self, name: &str) -> ObjectKey {
@@ -181,23 +190,19 @@ impl Probe<'_> {
     }
 }
 
-fn one_winner(
-    results: Vec<Result<ETag, Error>>,
-    loss: Kind,
-    operation: &str,
-) -> Result<ETag, Error> {
-    let mut winners = Vec::new();
+fn one_winner(results: Vec<Result<ETag, Error>>, loss: Kind, operation: &str) -> Result<(), Error> {
+    let mut winners = 0;
     for result in results {
         match result {
-            Ok(etag) => winners.push(etag),
+            Ok(_) => winners += 1,
             Err(error) if error.kind() == loss => {}
             Err(error) => return Err(error),
         }
     }
-    match winners.len() {
-        1 => Ok(winners.remove(0)),
-        count => Err(refuse(&format!("{operation}: {count} of {RIVALS} rivals won, not one"))),
+    if winners != 1 {
+        return Err(refuse(&format!("{operation}: {winners} of {RIVALS} rivals won, not one")));
     }
+    Ok(())
 }
 
 fn refuse(what: &str) -> Error {

@@ -1,6 +1,8 @@
 //! The directory store: the suite, and what only a directory can suffer.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -185,4 +187,116 @@ async fn pages_follow_the_order_of_keys_and_do_not_read_what_they_do_not_need() 
         }
     }
     assert_eq!(seen, keys);
+}
+
+/// Set in the process that the next test starts of itself, in order to kill it.
+const INNER: &str = "BLOCKD_TEST_WRITE_UNTIL_KILLED";
+
+/// A body of a megabyte that begins with its number.
+fn numbered(number: usize) -> Bytes {
+    let mut body = vec![b'.'; 1024 * 1024 + number % 4096];
+    let digits = number.to_string();
+    body[..digits.len()].copy_from_slice(digits.as_bytes());
+    body.into()
+}
+
+/// Puts blobs and swaps a head over and over, and says on stdout what is done.
+async fn write_until_killed(root: &Path) {
+    let store = store(root).await;
+    let mut head = store.put_new(&key("head"), numbered(0)).await.unwrap();
+    for number in 1.. {
+        store.put_new(&key(&format!("b/{number}")), numbered(number)).await.unwrap();
+        head = store.put_if_match(&key("head"), numbered(number), &head).await.unwrap();
+        println!("done {number}");
+    }
+}
+
+#[tokio::test]
+async fn killing_a_writer_loses_nothing_and_leaves_nothing_half_done() {
+    if let Some(root) = std::env::var_os(INNER) {
+        return write_until_killed(Path::new(&root)).await;
+    }
+    let test = "directory::tests::killing_a_writer_loses_nothing_and_leaves_nothing_half_done";
+    for wanted in [1, 4, 9] {
+        let root = tempfile::tempdir().unwrap();
+        let mut writer = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(INNER, root.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(writer.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let done: Vec<usize> = lines
+            .filter_map(|line| line.strip_prefix("done ").map(|number| number.parse().unwrap()))
+            .inspect(|number| {
+                if *number == wanted {
+                    writer.kill().unwrap();
+                }
+            })
+            .collect();
+        writer.wait().unwrap();
+        let last = *done.last().unwrap();
+        let store = store(root.path()).await;
+        for number in 1..=last {
+            let blob = store.get(&key(&format!("b/{number}"))).await.unwrap();
+            assert_eq!(blob.body, numbered(number));
+        }
+        let head = store.get(&key("head")).await.unwrap().body;
+        assert!(head == numbered(last) || head == numbered(last + 1), "after {last}");
+        for entry in store.list_all("b/").await.unwrap() {
+            store.get(&entry.key).await.expect("what is listed is whole");
+        }
+        assert_eq!(scratch_files(root.path()), 0, "what was not finished is swept");
+    }
+}
+
+/// A small file system, unmounted when this is dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount() -> Option<Self> {
+        let place = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=4m", "none"]).arg(place.path());
+        match mount.output() {
+            Ok(output) if output.status.success() => Some(Self(place)),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_is_an_outage_that_ends_when_there_is_room() {
+    let Some(disk) = SmallDisk::mount() else {
+        println!("skipped: only root may mount a small disk");
+        return;
+    };
+    let driver = Arc::new(driver(&disk.0.path().join("store")).await);
+    let mut stored = 0;
+    let error = loop {
+        match driver.put_new(&key(&format!("b/{stored}")), numbered(stored)).await {
+            Ok(_) => stored += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), Kind::Unavailable, "{}", error.chain());
+    assert!(stored >= 2, "{stored} fitted");
+    let store = Store::new(driver, 64);
+    let waiting = store.clone();
+    let waiting = tokio::spawn(async move { waiting.put_new(&key("b/more"), numbered(7)).await });
+    while store.health().failures < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(store.list_all("").await.unwrap().len(), stored, "nothing half is there");
+    for (_, result) in store.delete_many(&[key("b/0")]).await {
+        result.unwrap();
+    }
+    waiting.await.unwrap().unwrap();
+    assert_eq!(store.get(&key("b/more")).await.unwrap().body, numbered(7));
 }

@@ -20,15 +20,21 @@ async fn a_denial_is_waited_out_and_named_meanwhile() {
     let denials = [(403, "AccessDenied"), (400, "ExpiredToken"), (403, "RequestTimeTooSkewed")];
     for (status, code) in denials {
         stub.before("PUT", Reply::error(status, code));
-        let error = patient(&store, 1).put_new(&key("no"), "x".into()).await.unwrap_err();
-        assert_eq!(error.kind(), Kind::Denied);
-        assert!(store.health().last_error.unwrap().contains(code), "the status says why");
-        stub.before("PUT", Reply::error(status, code));
         stub.before("PUT", Reply::error(status, code));
         store.put_new(&key(&code.to_lowercase()), "x".into()).await.unwrap();
         stub.all_failed();
-        assert_eq!(store.health().failing_for, None);
+        let health = store.health();
+        assert_eq!(health.failing_for, None);
+        assert!(health.last_error.unwrap().contains(code), "the status says why");
     }
+}
+
+#[tokio::test]
+async fn a_denial_that_lasts_is_told_to_whoever_cannot_wait() {
+    let stub = Stub::start_with(Habits { access_key: Some("ANOTHER"), ..Habits::default() }).await;
+    let store = patient(&open_stub(&stub).await, 300);
+    assert_eq!(store.put_new(&key("a"), "x".into()).await.unwrap_err().kind(), Kind::Denied);
+    assert_eq!(store.get(&key("a")).await.unwrap_err().kind(), Kind::Denied);
 }
 
 #[tokio::test]

@@ -61,6 +61,15 @@ async fn the_form_of_if_match_is_found_and_kept() {
 }
 
 #[tokio::test]
+async fn a_store_that_could_not_be_probed_at_start_is_probed_when_it_refuses() {
+    let stub = Stub::start_with(Habits { takes_only_unquoted: true, ..Habits::default() }).await;
+    let store = open_stub(&stub).await;
+    let etag = store.put_new(&key("a"), "one".into()).await.unwrap();
+    store.put_if_match(&key("a"), "two".into(), &etag).await.unwrap();
+    assert_eq!(stub.body("a").unwrap(), "two");
+}
+
+#[tokio::test]
 async fn a_form_fixed_by_the_url_is_not_changed() {
     let stub = Stub::start_with(Habits { takes_only_unquoted: true, ..Habits::default() }).await;
     let url = format!("{}&if_match=quoted", stub.url());

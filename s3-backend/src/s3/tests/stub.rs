@@ -284,7 +284,7 @@ impl State {
 
     fn apply_put(&mut self, request: &Request) -> Reply {
         let present = self.objects.get(&request.key).map(|(_, etag)| etag.clone());
-        let lenient = self.habits.loses_races && request.key.ends_with("/race");
+        let lenient = self.habits.loses_races && request.key.ends_with("-race");
         if request.header("if-none-match").is_some()
             && present.is_some()
             && !self.habits.ignores_if_none_match
