@@ -200,10 +200,10 @@ struct StorePages {
 #[async_trait]
 impl PageSource for StorePages {
     async fn load(&self, page: &PageRef) -> Result<Bytes> {
-        if let Some(bytes) = self.db.get_page(page.object, page.offset) {
-            if crc32fast::hash(&bytes) == page.crc {
-                return Ok(bytes);
-            }
+        if let Some(bytes) = self.db.get_page(page.object, page.offset)
+            && crc32fast::hash(&bytes) == page.crc
+        {
+            return Ok(bytes);
         }
         let key = page.object.map_key();
         let bytes =

@@ -254,10 +254,10 @@ pub async fn delete_keys(store: &Store, keys: &[ObjectKey]) -> Result<()> {
 pub async fn snapshots(store: &Store, head: &Head) -> Result<Vec<Snapshot>> {
     let mut found = head.snapshots.clone();
     for key in list_keys(store, &format!("d/{}/s/", head.disk)).await? {
-        if let Some(snapshot) = objects::load::<Snapshot>(store, &key).await? {
-            if found.iter().all(|known| known.id != snapshot.value.id) {
-                found.push(snapshot.value);
-            }
+        if let Some(snapshot) = objects::load::<Snapshot>(store, &key).await?
+            && found.iter().all(|known| known.id != snapshot.value.id)
+        {
+            found.push(snapshot.value);
         }
     }
     found.sort_by_key(|snapshot| snapshot.number);

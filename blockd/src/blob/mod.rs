@@ -40,7 +40,7 @@ pub const BLOB_BYTES_MAX: u64 = 1 << 30;
 
 /// The error of bytes that are not what a blob should hold.
 fn corrupt(blob: &ObjectRef, offset: u64, what: &str, why: &Malformed) -> Error {
-    Error::new(Kind::Corrupt, format!("blob {blob}: {what} at offset {offset}: {why}"))
+    Error::new(Kind::Corrupt, format!("blob {}: {what} at offset {offset}: {why}", blob.blob_key()))
         .with_detail("object", blob.blob_key().to_string())
 }
 

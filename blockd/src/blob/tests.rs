@@ -1,3 +1,5 @@
+//! Blobs: what is put in comes out, and any flipped bit is noticed.
+
 use bytes::Bytes;
 use proptest::prelude::*;
 

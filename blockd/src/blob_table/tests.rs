@@ -1,3 +1,5 @@
+//! The blob table against a plain map, page by page.
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 

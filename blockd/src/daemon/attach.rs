@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use s3_backend::Store;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use wal::Lsn;
 
+use super::detach::close_log;
 use super::exports::Export;
 use super::listeners::Address;
 use super::{Broken, Daemon, Served, Writer, to_the_end};
 use crate::control::Call;
-use crate::control::api::{Attach, AttachReply, Detach, DetachReply, Fork, Progress};
+use crate::control::api::{Attach, AttachReply, Fork, Progress};
 use crate::control::view::Access;
 use crate::disk::{self, CutPolicy, Disk, Frozen, Layers};
 use crate::drain::{CheckpointPolicy, Command, Drain, Ended, Names, TableState};
@@ -291,7 +292,7 @@ impl Daemon {
         };
         let overlay = disk::tail_overlay(&self.fetcher, &self.store, &head.tail);
         let ((log, recovery), overlay) = tokio::try_join!(log_recovery, overlay)?;
-        let mut layers = Layers::new(head.root.clone(), overlay, drained);
+        let mut layers = Layers::new(head.root, overlay, drained);
         let replayed = disk::replay(&mut layers, recovery.records, self.config.cut_bytes)?;
         if replayed > 0 || recovery.bytes_dropped > 0 {
             tracing::info!(
@@ -310,6 +311,7 @@ impl Daemon {
                 age: self.config.cut_age,
                 undrained_bytes_max: self.config.log_bytes_max / 2,
             },
+            Arc::clone(&self.dirty),
             head.size_bytes,
             log,
             layers,
@@ -333,10 +335,10 @@ impl Daemon {
                 Ended::Failed(disk.stopped().expect("it was just stopped"))
             }
         };
-        if let Ended::Failed(reason) = ended {
-            if reason.kind() == Kind::LeaseLost {
-                self.drop_lost(&target, &disk, reason).await;
-            }
+        if let Ended::Failed(reason) = ended
+            && reason.kind() == Kind::LeaseLost
+        {
+            self.drop_lost(&target, &disk, reason).await;
         }
     }
 
@@ -350,7 +352,7 @@ impl Daemon {
         if let Err(error) = self.quarantine(&target.disk, disk.id) {
             tracing::error!(disk = %target.disk, error = %error.report(), "log not quarantined");
         }
-        let broken = Broken { disk: disk.id, attachment: None, reason };
+        let broken = Broken { reason };
         self.broken.lock().expect("no panic while held").insert(target.disk.clone(), broken);
         self.served.lock().expect("no panic while held").remove(target);
     }
@@ -412,84 +414,6 @@ impl Daemon {
 
     fn default_socket(&self, target: &Target) -> PathBuf {
         self.config.runtime_dir.join(format!("{target}.sock"))
-    }
-
-    pub(super) async fn detach_target(
-        self: &Arc<Self>,
-        call: &Call,
-        request: Detach,
-    ) -> Result<DetachReply> {
-        let turn = self.turn(&request.target.disk).await;
-        let served = self.attached(&request.target)?;
-        let clients = self.listeners.clients(&served.address, &request.target).await;
-        if !clients.is_empty() && !request.disconnect {
-            let peers: Vec<String> = clients.iter().map(|client| client.peer.clone()).collect();
-            return Err(Error::new(
-                Kind::DiskBusy,
-                format!("{} has {} clients: {}", request.target, peers.len(), peers.join(", ")),
-            )
-            .with_fix("disconnect them, or pass --disconnect")
-            .with_detail("clients", peers));
-        }
-        let disconnected = clients.iter().map(super::views::client).collect();
-        let daemon = Arc::clone(self);
-        let target = request.target.clone();
-        let (gone, waiting) = watch::channel(());
-        let released = to_the_end(async move {
-            let _turn = turn;
-            daemon.release(&served, waiting).await
-        });
-        let _still_asking = gone;
-        call.progress(Progress { doing: format!("draining {target}"), ..Progress::default() });
-        let drained_lsn = released.await?;
-        Ok(DetachReply { target, drained_lsn, disconnected })
-    }
-
-    /// Drains and releases; `asker` closes when nobody waits for it any more, and the disk then stays
-    /// attached unless it was released already.
-    pub(super) async fn release(&self, served: &Served, mut asker: watch::Receiver<()>) -> Result<Option<u64>> {
-        let target = &served.target;
-        self.listeners.hide(&served.address, target).await;
-        let Some(writer) = &served.writer else {
-            self.withdraw(served).await;
-            return Ok(None);
-        };
-        self.listeners.disconnect(&served.address, target).await;
-        let (reply, answer) = oneshot::channel();
-        let sent = writer.commands.send(Command::Release(reply)).await;
-        let outcome = tokio::select! {
-            answer = answer => match (sent, answer) {
-                (Ok(()), Ok(answer)) => answer,
-                _ => Err(stopped_meanwhile(&writer.disk)),
-            },
-            _ = asker.changed() => Err(Error::new(Kind::StoreUnavailable, "given up")),
-        };
-        let head = match outcome {
-            Ok(head) => head,
-            Err(error) => {
-                self.listeners.offer(&served.address, Arc::clone(&served.export)).await?;
-                return Err(error);
-            }
-        };
-        self.withdraw(served).await;
-        self.snapshots.close(head.disk);
-        close_log(&writer.disk).await;
-        self.logs.discard(wal::OwnerId::new(head.disk.to_bytes())).map_err(|error| {
-            Error::new(Kind::Failed, "the disk is released, but its log cannot be removed")
-                .with_source(error)
-        })?;
-        LeaseFiles::new(&self.config.state_dir, head.disk).remove()?;
-        tracing::info!(disk = %target, drained_lsn = head.drained_lsn, "disk detached");
-        if served.offer.discard {
-            registry::delete(&self.control_store(), &target.disk).await?;
-            tracing::info!(disk = %target, "branch discarded");
-        }
-        Ok(Some(head.drained_lsn))
-    }
-
-    async fn withdraw(&self, served: &Served) {
-        self.listeners.close(&served.address, &served.target).await;
-        self.served.lock().expect("no panic while held").remove(&served.target);
     }
 
     /// Serves a disk again that was attached when the daemon last ran.
@@ -592,20 +516,4 @@ fn log_damaged(name: &DiskName, error: wal::Error) -> Error {
     Error::new(Kind::Corrupt, format!("the log of disk {name} cannot be replayed"))
         .with_fix("nothing was changed or uploaded: keep the state directory and restore the file named")
         .with_source(error)
-}
-
-/// Empties what is staged into the log's files, so that the log is whole whatever happens to it next.
-async fn close_log(disk: &Disk) {
-    let log = disk.log().clone();
-    let closed = tokio::task::spawn_blocking(move || log.close())
-        .await
-        .expect("closing a log does not panic");
-    if let Err(error) = closed {
-        tracing::warn!(disk = %disk.name, %error, "the log could not be closed");
-    }
-}
-
-fn stopped_meanwhile(disk: &Disk) -> Error {
-    let reason = disk.stopped().map_or_else(String::new, |reason| format!(": {}", reason.report()));
-    Error::new(Kind::Poisoned, format!("disk {} stopped{reason}", disk.name))
 }

@@ -16,7 +16,7 @@ use crate::geometry::{BLOCK_BYTES, BlockRange, to_usize};
 
 /// One disk or snapshot as clients see it.
 #[derive(Debug)]
-pub struct Export {
+pub(super) struct Export {
     name: String,
     body: Body,
 }
@@ -24,20 +24,20 @@ pub struct Export {
 #[derive(Debug)]
 enum Body {
     Writable(Arc<Disk>),
-    Frozen(Frozen),
+    Frozen(Box<Frozen>),
 }
 
 impl Export {
     /// A disk that this host may write.
     #[must_use]
-    pub fn writable(name: String, disk: Arc<Disk>) -> Self {
+    pub(super) fn writable(name: String, disk: Arc<Disk>) -> Self {
         Self { name, body: Body::Writable(disk) }
     }
 
     /// A point in time.
     #[must_use]
-    pub fn frozen(name: String, frozen: Frozen) -> Self {
-        Self { name, body: Body::Frozen(frozen) }
+    pub(super) fn frozen(name: String, frozen: Frozen) -> Self {
+        Self { name, body: Body::Frozen(Box::new(frozen)) }
     }
 
     fn disk(&self) -> std::result::Result<&Disk, ExportError> {
@@ -195,24 +195,24 @@ fn trim(parts: Vec<Part>, mut skip: u64, mut len: u64) -> Vec<ReadPart> {
 
 /// The exports of one listener.
 #[derive(Debug, Default)]
-pub struct Exports {
+pub(super) struct Exports {
     by_name: Mutex<BTreeMap<String, Arc<Export>>>,
 }
 
 impl Exports {
     /// Offers an export under its name.
-    pub fn insert(&self, export: Arc<Export>) {
+    pub(super) fn insert(&self, export: Arc<Export>) {
         self.by_name.lock().expect("no panic while held").insert(export.name.clone(), export);
     }
 
     /// Offers an export no longer; clients that are connected stay.
-    pub fn remove(&self, name: &str) {
+    pub(super) fn remove(&self, name: &str) {
         self.by_name.lock().expect("no panic while held").remove(name);
     }
 
     /// Whether nothing is offered.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.by_name.lock().expect("no panic while held").is_empty()
     }
 }

@@ -46,19 +46,40 @@ impl Daemon {
         call: &Call,
         request: Fork,
     ) -> Result<ForkReply> {
-        let store = self.control_store();
+        let guess = match &request.target.snapshot {
+            Some(name) => self.snapshots.guess(&request.target.disk, name),
+            None => None,
+        };
+        if let Some((head, snapshot)) = guess {
+            match self.fork_of(&head, snapshot, &request, None).await {
+                // Not as remembered: found out by what every fork reads again.
+                Err(error) if error.kind() == Kind::NotFound => self.snapshots.erase(head.disk),
+                outcome => return outcome,
+            }
+        }
         let (head, snapshot, held_elsewhere) = self.fork_base(call, &request.target).await?;
         let age = held_elsewhere.then(|| {
             Duration::from_millis(clock::unix_ms().saturating_sub(head.drained_unix_ms))
                 .as_secs_f64()
         });
-        let parent =
-            Target { disk: request.target.disk, snapshot: Some(snapshot.name.clone()) };
-        let name = request.new;
-        let made = to_the_end(async move { make_fork(&store, &head, snapshot, name).await });
-        let fork = made.await?;
+        self.fork_of(&head, snapshot, &request, age).await
+    }
+
+    async fn fork_of(
+        &self,
+        head: &Head,
+        snapshot: Snapshot,
+        request: &Fork,
+        state_age_seconds: Option<f64>,
+    ) -> Result<ForkReply> {
+        let parent = Target {
+            disk: request.target.disk.clone(),
+            snapshot: Some(snapshot.name.clone()),
+        };
+        let (store, name, base) = (self.control_store(), request.new.clone(), head.clone());
+        let fork = to_the_end(async move { make_fork(&store, &base, snapshot, name).await }).await?;
         tracing::info!(disk = %fork.name, %parent, "forked");
-        Ok(ForkReply { name: fork.name, id: fork.disk, parent, state_age_seconds: age })
+        Ok(ForkReply { name: fork.name, id: fork.disk, parent, state_age_seconds })
     }
 
     /// The snapshot to fork, durable; of a disk, one that is taken now.
@@ -68,11 +89,6 @@ impl Daemon {
         target: &Target,
     ) -> Result<(Head, Snapshot, bool)> {
         let store = self.control_store();
-        if let Some(name) = &target.snapshot
-            && let Some((head, snapshot)) = self.known_base(&target.disk, name)
-        {
-            return Ok((head, snapshot, false));
-        }
         let head = self.head_of(&target.disk).await?;
         let elsewhere = head.holder.as_ref().is_some_and(|holder| holder.host != self.host.id());
         let name = match &target.snapshot {
@@ -102,16 +118,8 @@ impl Daemon {
         };
         let snapshot = registry::find_snapshot(&store, &head, &name).await?;
         self.snapshots.learn(head.disk, std::slice::from_ref(&snapshot));
+        self.snapshots.remember(&head);
         Ok((head, snapshot, false))
-    }
-
-    /// A snapshot that this daemon knows, of a disk that it holds: nothing has to be asked. Whether it
-    /// still exists, the fork finds out anyway.
-    fn known_base(&self, disk: &DiskName, name: &SnapshotName) -> Option<(Head, Snapshot)> {
-        let served = self.writer_of(disk)?;
-        let head = Head::clone(&served.writer.as_ref()?.head.borrow());
-        let snapshot = self.snapshots.find(head.disk, name)?;
-        Some((head, snapshot))
     }
 
     /// Waits until the store holds a snapshot that this daemon still has in its log. Bounded by the

@@ -51,7 +51,7 @@ impl Daemon {
             log: self.log_status(),
             cache: self.cache_status(),
             memory: MemoryStatus {
-                used_bytes: self.fetcher.memory_bytes(),
+                used_bytes: self.fetcher.memory_bytes() + self.dirty.used_bytes(),
                 max_bytes: self.config.memory_bytes_max,
                 resident_bytes: resident_bytes(),
             },

@@ -18,7 +18,7 @@ use crate::ids::Target;
 
 /// Where an export is offered.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Address {
+pub(super) enum Address {
     /// A unix socket.
     Unix(PathBuf),
     /// A TCP address.
@@ -28,7 +28,7 @@ pub enum Address {
 impl Address {
     /// The NBD URI of an export at this address.
     #[must_use]
-    pub fn uri(&self, target: &Target) -> String {
+    pub(super) fn uri(&self, target: &Target) -> String {
         match self {
             Self::Unix(path) => format!("nbd+unix:///{target}?socket={}", path.display()),
             Self::Tcp(address) => format!("nbd://{address}/{target}"),
@@ -53,7 +53,7 @@ struct Open {
 
 /// Every open listener of the daemon.
 #[derive(Debug)]
-pub struct Listeners {
+pub(super) struct Listeners {
     open: Mutex<HashMap<Address, Open>>,
     config: ServerConfig,
 }
@@ -61,7 +61,7 @@ pub struct Listeners {
 impl Listeners {
     /// No listener yet; all that will be share the limits of `config`.
     #[must_use]
-    pub fn new(config: ServerConfig) -> Self {
+    pub(super) fn new(config: ServerConfig) -> Self {
         Self { open: Mutex::default(), config }
     }
 
@@ -70,7 +70,7 @@ impl Listeners {
     /// # Errors
     /// [`Kind::DiskBusy`] when another process listens there, [`Kind::Failed`] when the address
     /// cannot be used.
-    pub async fn offer(&self, address: &Address, export: Arc<Export>) -> Result<()> {
+    pub(super) async fn offer(&self, address: &Address, export: Arc<Export>) -> Result<()> {
         let mut open = self.open.lock().await;
         if let Some(listener) = open.get(address) {
             listener.exports.insert(export);
@@ -85,7 +85,7 @@ impl Listeners {
     }
 
     /// The connections to one export.
-    pub async fn clients(&self, address: &Address, target: &Target) -> Vec<ConnectionInfo> {
+    pub(super) async fn clients(&self, address: &Address, target: &Target) -> Vec<ConnectionInfo> {
         let name = target.to_string();
         let open = self.open.lock().await;
         let Some(listener) = open.get(address) else { return Vec::new() };
@@ -95,21 +95,21 @@ impl Listeners {
     }
 
     /// Takes an export back, so that nobody new finds it.
-    pub async fn hide(&self, address: &Address, target: &Target) {
+    pub(super) async fn hide(&self, address: &Address, target: &Target) {
         if let Some(listener) = self.open.lock().await.get(address) {
             listener.exports.remove(&target.to_string());
         }
     }
 
     /// Ends the connections of a hidden export; its listener stays.
-    pub async fn disconnect(&self, address: &Address, target: &Target) {
+    pub(super) async fn disconnect(&self, address: &Address, target: &Target) {
         if let Some(listener) = self.open.lock().await.get(address) {
             listener.server.disconnect(&target.to_string()).await;
         }
     }
 
     /// Ends the connections of a hidden export, and its listener when it was the last there.
-    pub async fn close(&self, address: &Address, target: &Target) {
+    pub(super) async fn close(&self, address: &Address, target: &Target) {
         let mut open = self.open.lock().await;
         let Some(listener) = open.get(address) else { return };
         listener.server.disconnect(&target.to_string()).await;
@@ -121,7 +121,7 @@ impl Listeners {
     }
 
     /// Closes everything: requests in flight are answered or their connections end.
-    pub async fn shutdown(&self) {
+    pub(super) async fn shutdown(&self) {
         for (address, listener) in self.open.lock().await.drain() {
             listener.server.shutdown().await;
             remove_socket(&address);
@@ -155,7 +155,7 @@ async fn bind(address: &Address) -> Result<Listener> {
 ///
 /// # Errors
 /// `AddrInUse` when somebody does listen, or when something else than a socket is there.
-pub async fn bind_unix(path: &Path) -> std::io::Result<UnixListener> {
+pub(super) async fn bind_unix(path: &Path) -> std::io::Result<UnixListener> {
     if path.as_os_str().len() > SOCKET_PATH_LEN_MAX {
         return Err(std::io::Error::new(
             std::io::ErrorKind::InvalidInput,

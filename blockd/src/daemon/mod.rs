@@ -9,6 +9,7 @@
 
 mod attach;
 mod control;
+mod detach;
 mod exports;
 mod forks;
 mod inspect;
@@ -29,18 +30,17 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use wal::LogDir;
 
-pub use listeners::bind_unix;
 pub use start::serve;
 
 use crate::config::Config;
-use crate::disk::Disk;
+use crate::disk::{DirtyBudget, Disk};
 use crate::drain::{Command, Uploads};
 use crate::error::{Error, Result};
 use crate::fetch::Fetcher;
 use crate::head::{Head, StoreFormat};
 use crate::host::Host;
-use crate::ids::{DiskId, DiskName, Target};
-use crate::lease::{Attachment, Observer, Offer};
+use crate::ids::{DiskName, Target};
+use crate::lease::{Observer, Offer};
 use crate::control::view::Access;
 use exports::Export;
 use listeners::{Address, Listeners};
@@ -57,6 +57,7 @@ pub struct Daemon {
     logs: Arc<LogDir>,
     fetcher: Arc<Fetcher>,
     uploads: Arc<Uploads>,
+    dirty: Arc<DirtyBudget>,
     listeners: Listeners,
     observer: Observer,
     snapshots: SnapshotBook,
@@ -99,8 +100,6 @@ struct Writer {
 /// A disk that cannot be served, and why.
 #[derive(Debug)]
 struct Broken {
-    disk: DiskId,
-    attachment: Option<Attachment>,
     reason: Arc<Error>,
 }
 

@@ -8,8 +8,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 
-use crate::head::Snapshot;
-use crate::ids::{DiskId, SnapshotName};
+use crate::head::{Head, Snapshot};
+use crate::ids::{DiskId, DiskName, SnapshotName};
+
+/// Disks that are remembered, beside those that are held.
+const PAGES_MAX: usize = 256;
 
 /// Known snapshots of all disks.
 #[derive(Debug, Default)]
@@ -23,6 +26,8 @@ struct Page {
     complete: bool,
     /// None: reserved by a barrier that only the log has.
     by_name: BTreeMap<SnapshotName, Option<Snapshot>>,
+    /// The head as last seen. What may have changed since, whoever uses it has to look at.
+    head: Option<Head>,
 }
 
 impl SnapshotBook {
@@ -68,8 +73,32 @@ impl SnapshotBook {
         self.with(disk, |page| page.by_name.get(name).cloned().flatten())
     }
 
-    /// Forgets a disk that this daemon no longer holds.
+    /// A snapshot by name, of a disk that was forked or held before: a guess that a fork confirms.
+    pub(super) fn guess(&self, disk: &DiskName, name: &SnapshotName) -> Option<(Head, Snapshot)> {
+        let pages = self.pages.lock().expect("no panic while held");
+        let page = pages.values().find(|page| page.head.as_ref().is_some_and(|it| it.name == *disk))?;
+        Some((page.head.clone()?, page.by_name.get(name).cloned().flatten()?))
+    }
+
+    /// Remembers the head of a disk for [`SnapshotBook::guess`].
+    pub(super) fn remember(&self, head: &Head) {
+        let mut pages = self.pages.lock().expect("no panic while held");
+        if pages.len() >= PAGES_MAX {
+            pages.retain(|_, page| page.complete);
+        }
+        pages.entry(head.disk).or_default().head = Some(head.clone());
+    }
+
+    /// A disk that this daemon no longer holds: others may add to its snapshots.
     pub(super) fn close(&self, disk: DiskId) {
+        self.with(disk, |page| {
+            page.complete = false;
+            page.by_name.retain(|_, snapshot| snapshot.is_some());
+        });
+    }
+
+    /// Forgets all about a disk.
+    pub(super) fn erase(&self, disk: DiskId) {
         self.pages.lock().expect("no panic while held").remove(&disk);
     }
 }

@@ -50,8 +50,11 @@ impl Daemon {
         let mut view = pending(&barrier, lsn.get(), writer.disk.size_bytes());
         if request.wait {
             writer.disk.wait_drained(lsn).await?;
+            let head = Head::clone(&writer.head.borrow());
             view.state = SnapshotState::Durable;
-            view.generation = Some(writer.head.borrow().generation);
+            view.generation = Some(head.generation);
+            self.snapshots.learn(head.disk, &head.snapshots);
+            self.snapshots.remember(&head);
         }
         Ok(SnapshotReply { target, snapshot: view })
     }

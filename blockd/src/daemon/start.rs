@@ -18,13 +18,14 @@ use crate::blob::Compression;
 use crate::cache::{CacheConfig, ReadCache};
 use crate::config::{self, Config, LogSync};
 use crate::control::server as control_server;
+use crate::disk::DirtyBudget;
 use crate::drain::Uploads;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Fetcher;
 use crate::head::StoreFormat;
 use crate::host::{Host, Standing};
 use crate::ids::DiskName;
-use crate::lease::{Attachment, LeaseFiles};
+use crate::lease::LeaseFiles;
 use crate::local_db::LocalDb;
 use crate::{failpoint, local_file, registry};
 
@@ -127,7 +128,7 @@ impl Daemon {
         let logs = open_logs(&config)?;
         let db = LocalDb::open(&config.state_dir.join("db"));
         let cache = ReadCache::open(&cache_config(&config), Arc::clone(&db))?;
-        let page_bytes_max = config.memory_bytes_max / 4;
+        let page_bytes_max = config.memory().map_bytes;
         let fetcher = Arc::new(Fetcher::new(store.clone(), cache, db, page_bytes_max));
         let uploads = Arc::new(Uploads::new(
             store.clone(),
@@ -147,6 +148,7 @@ impl Daemon {
             logs,
             fetcher,
             uploads,
+            dirty: Arc::new(DirtyBudget::new(config.memory().dirty_bytes)),
             listeners,
             observer: crate::lease::Observer::default(),
             snapshots: super::SnapshotBook::default(),
@@ -193,13 +195,13 @@ impl Daemon {
                 match attachment {
                     Ok(attachment) => {
                         let name = attachment.name.clone();
-                        if let Err(error) = daemon.resume_disk(attachment.clone(), &store).await {
-                            daemon.set_broken(name, disk, Some(attachment), error);
+                        if let Err(error) = daemon.resume_disk(attachment, &store).await {
+                            daemon.set_broken(name, error);
                         }
                     }
                     Err(error) => {
                         let name: DiskName = disk.to_string().parse().expect("hexadecimal digits");
-                        daemon.set_broken(name, disk, None, error);
+                        daemon.set_broken(name, error);
                     }
                 }
             })
@@ -211,15 +213,9 @@ impl Daemon {
         }
     }
 
-    fn set_broken(
-        &self,
-        name: DiskName,
-        disk: crate::ids::DiskId,
-        attachment: Option<Attachment>,
-        error: Error,
-    ) {
+    fn set_broken(&self, name: DiskName, error: Error) {
         tracing::error!(disk = %name, error = %error.report(), "disk not served");
-        let broken = Broken { disk, attachment, reason: Arc::new(error) };
+        let broken = Broken { reason: Arc::new(error) };
         self.broken.lock().expect("no panic while held").insert(name, broken);
     }
 
@@ -381,7 +377,7 @@ fn cache_config(config: &Config) -> CacheConfig {
     CacheConfig {
         dir: config.cache_dir.clone(),
         bytes_max: config.cache_bytes_max,
-        memory_bytes_max: config.memory_bytes_max / 8,
+        memory_bytes_max: config.memory().cache_bytes,
     }
 }
 

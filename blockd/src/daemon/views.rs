@@ -10,7 +10,7 @@ use crate::control::view::{
     AttachmentView, ClientView, DiskState, DiskView, Durability, HolderView, ParentView,
     SnapshotState, SnapshotView, TookOver,
 };
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::head::{self, Head, Holder, Snapshot};
 use crate::ids::DiskName;
 use crate::lease::Takeover;
@@ -71,9 +71,11 @@ impl Daemon {
         let broken = self.broken_reason(name);
         let stopped = live.and_then(|live| live.disk.stopped()).or(broken);
         let ours = head.holder.as_ref().is_some_and(|holder| holder.host == self.host.id());
-        let state = match (&head.state, &stopped, live, &head.holder) {
+        // A disk that was lost to another host is what that host makes of it; the reason still shows.
+        let fails = stopped.as_ref().is_some_and(|reason| reason.kind() != Kind::LeaseLost);
+        let state = match (&head.state, fails, live, &head.holder) {
             (head::DiskState::Deleting | head::DiskState::Aborted, ..) => DiskState::Deleting,
-            (_, Some(_), ..) => DiskState::Stopped,
+            (_, true, ..) => DiskState::Stopped,
             (_, _, Some(_), _) => DiskState::Attached,
             (_, _, None, Some(_)) if ours => DiskState::Recovering,
             (_, _, None, Some(_)) => DiskState::HeldElsewhere,

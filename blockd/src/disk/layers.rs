@@ -171,6 +171,12 @@ impl Layers {
         }));
     }
 
+    /// Extents of all dirty indexes.
+    #[must_use]
+    pub fn dirty_extents(&self) -> usize {
+        self.active.len() + self.sealed.iter().map(|sealed| sealed.extents.len()).sum::<usize>()
+    }
+
     /// Bytes of log that are not in the store yet.
     #[must_use]
     pub fn undrained_bytes(&self) -> u64 {
@@ -234,10 +240,9 @@ impl Layers {
         count: usize,
         cut: Lsn,
         committed: impl IntoIterator<Item = (BlockRange, Location)>,
-        mut displaced: impl FnMut(BlockRange, Location),
     ) {
         for (range, location) in committed {
-            self.overlay.insert_with(range, location, &mut displaced);
+            self.overlay.insert(range, location);
         }
         let last = self.sealed.drain(..count).next_back().expect("a commit has sealed indexes");
         assert!(last.cut == cut, "a commit ends at the cut of its last index");

@@ -7,6 +7,7 @@
 //! - After a failed log write or sync, or a lost lease, the disk is stopped: it acknowledges nothing
 //!   and changes nothing until the daemon restarts. What was acknowledged stays in the log.
 
+mod budget;
 mod frozen;
 mod layers;
 mod read;
@@ -21,15 +22,28 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use wal::{Log, Lsn};
 
+pub use budget::DirtyBudget;
 pub use frozen::Frozen;
 pub use layers::{Barrier, Dirty, Layers, Piece, Sealed, State};
 pub use read::{Allocation, Part};
 pub use recover::{replay, tail_overlay};
 
+use crate::blob::Location;
 use crate::error::{Error, Kind, Result};
+use crate::extent_map::ExtentMap;
 use crate::fetch::Fetcher;
+use crate::geometry::BlockRange;
 use crate::head::{DiskOptions, Durability};
 use crate::ids::{DiskId, DiskName};
+use crate::map::Root;
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if let Ok(layers) = self.layers.get_mut() {
+            self.dirty.moved(layers.dirty_extents(), 0);
+        }
+    }
+}
 
 /// When writes are handed to the drain.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +70,8 @@ pub struct Disk {
     size_bytes: AtomicU64,
     log: Log,
     layers: Mutex<Layers>,
+    /// Memory of dirty indexes, shared with all disks.
+    dirty: Arc<DirtyBudget>,
     /// Reads what is in the store, through the cache.
     pub fetcher: Arc<Fetcher>,
     /// The drain has work: an index was sealed, or somebody waits for one.
@@ -77,17 +93,20 @@ impl Disk {
         name: DiskName,
         options: DiskOptions,
         policy: CutPolicy,
+        dirty: Arc<DirtyBudget>,
         size_bytes: u64,
         log: Log,
         layers: Layers,
         drained: Lsn,
         fetcher: Arc<Fetcher>,
     ) -> Self {
+        dirty.moved(0, layers.dirty_extents());
         Self {
             id,
             name,
             options,
             policy,
+            dirty,
             size_bytes: AtomicU64::new(size_bytes),
             log,
             layers: Mutex::new(layers),
@@ -114,6 +133,34 @@ impl Disk {
     #[must_use]
     pub fn log(&self) -> &Log {
         &self.log
+    }
+
+    /// Publishes a commit to readers; see [`Layers::commit`].
+    ///
+    /// # Panics
+    /// As [`Layers::commit`].
+    pub(crate) fn commit(
+        &self,
+        count: usize,
+        cut: Lsn,
+        committed: impl IntoIterator<Item = (BlockRange, Location)>,
+    ) {
+        let mut layers = self.layers();
+        let before = layers.dirty_extents();
+        layers.commit(count, cut, committed);
+        self.dirty.moved(before, layers.dirty_extents());
+    }
+
+    /// Puts a committed state under what is still dirty: it came from the same log, up to `drained`.
+    pub(crate) fn rebase(&self, root: Root, overlay: ExtentMap<Location>, drained: Lsn) {
+        let mut layers = self.layers();
+        let before = layers.dirty_extents();
+        layers.root = root;
+        layers.overlay = overlay;
+        while layers.sealed.front().is_some_and(|sealed| sealed.cut <= drained) {
+            layers.sealed.pop_front();
+        }
+        self.dirty.moved(before, layers.dirty_extents());
     }
 
     /// The layers; held for moments only.

@@ -84,7 +84,7 @@ impl Disk {
         if let State::Stopped(_) = &layers.state {
             Self::check_serving(&layers)?;
         }
-        Ok((layers.resolve(blocks), layers.root.clone()))
+        Ok((layers.resolve(blocks), layers.root))
     }
 }
 
@@ -152,7 +152,7 @@ pub(super) async fn allocate_pieces(
 ///
 /// # Panics
 /// When the sizes differ.
-pub fn copy_parts(parts: &[Part], out: &mut [u8]) {
+pub(super) fn copy_parts(parts: &[Part], out: &mut [u8]) {
     let mut at = 0;
     for part in parts {
         let end = at + to_usize(part.len());

@@ -221,7 +221,9 @@ impl Disk {
             Some(place) => Dirty::Data(place),
             None => Dirty::Zero,
         };
+        let before = layers.active.len();
         layers.insert(range, dirty, appended.lsn, now);
+        self.dirty.moved(before, layers.active.len());
         if layers.active_bytes >= self.policy.bytes {
             layers.seal(None, now);
             self.wake_drain.notify_one();
@@ -270,7 +272,7 @@ impl Disk {
             }
             _ => 0.0,
         };
-        bytes.max(age)
+        bytes.max(age).max(ratio(self.dirty.used_bytes(), self.dirty.max_bytes()))
     }
 }
 

@@ -226,11 +226,10 @@ impl Drain {
         }
         failpoint::pass("drain-after-swap").await;
         let extents = blobs.iter().flat_map(|blob| &blob.extents);
-        self.disk.layers().commit(
+        self.disk.commit(
             batch.sealed,
             cut,
             extents.map(|extent| (extent.range, extent.location)),
-            |_, _| {},
         );
         self.settle(cut).await?;
         self.write_snapshots().await?;
@@ -304,14 +303,7 @@ impl Drain {
         );
         let overlay = disk::tail_overlay(self.uploads.fetcher(), self.uploads.store(), &found.value.tail).await?;
         let drained = Lsn::new(found.value.drained_lsn);
-        {
-            let mut layers = self.disk.layers();
-            layers.root = found.value.root.clone();
-            layers.overlay = overlay;
-            while layers.sealed.front().is_some_and(|sealed| sealed.cut <= drained) {
-                layers.sealed.pop_front();
-            }
-        }
+        self.disk.rebase(found.value.root, overlay, drained);
         self.table.forget();
         self.head.adopt(found);
         self.copy_head().await?;

@@ -1,3 +1,5 @@
+//! Extent maps against an array of blocks.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! The tree against a plain map, through checkpoints and resizes.
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,3 +1,5 @@
+//! Map pages: canonical, bounded, and never wrong in silence.
+
 use proptest::prelude::*;
 
 use super::*;
