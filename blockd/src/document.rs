@@ -81,7 +81,10 @@ pub fn decode<T: Document>(bytes: &[u8], place: &str) -> Result<T> {
     }
     let computed = checksum(T::KIND, envelope.version, envelope.body.get());
     if computed != envelope.crc32 {
-        return Err(corrupt(format!("crc mismatch: stored {}, computed {computed}", envelope.crc32)));
+        return Err(corrupt(format!(
+            "crc mismatch: stored {}, computed {computed}",
+            envelope.crc32
+        )));
     }
     serde_json::from_str(envelope.body.get())
         .map_err(|error| corrupt(format!("unreadable {} document: {error}", T::KIND)))

@@ -101,7 +101,9 @@ mod tests {
     #[test]
     fn a_misspelt_point_or_action_is_refused() {
         assert!(parse("drain-before-swap=kill:2").is_ok());
-        for bad in ["drain-before-swp=kill", "drain-before-swap", "drain-before-swap=die", "x=kill:0"] {
+        for bad in
+            ["drain-before-swp=kill", "drain-before-swap", "drain-before-swap=die", "x=kill:0"]
+        {
             assert!(parse(bad).is_err(), "{bad} was taken");
         }
         assert!(parse("drain-before-swap=kill:0").is_err());

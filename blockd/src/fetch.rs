@@ -40,12 +40,7 @@ pub struct Fetcher {
 impl Fetcher {
     /// A fetcher over the daemon's caches. `store` waits for ever.
     #[must_use]
-    pub fn new(
-        store: Store,
-        cache: Arc<ReadCache>,
-        db: Arc<LocalDb>,
-        page_bytes_max: u64,
-    ) -> Self {
+    pub fn new(store: Store, cache: Arc<ReadCache>, db: Arc<LocalDb>, page_bytes_max: u64) -> Self {
         let source = StorePages { store: store.clone(), db: Arc::clone(&db) };
         Self {
             store,

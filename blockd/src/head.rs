@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::blob_table::TableRoot;
 use crate::document::Document;
 use crate::ids::{
-    DiskId, DiskName, Epoch, Generation, HostId, Nonce, ObjectRef, SnapshotId, SnapshotName, StoreId,
+    DiskId, DiskName, Epoch, Generation, HostId, Nonce, ObjectRef, SnapshotId, SnapshotName,
+    StoreId,
 };
 use crate::map::Root;
 

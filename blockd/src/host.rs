@@ -217,7 +217,8 @@ impl HostFile {
 }
 
 fn machine_id() -> String {
-    std::fs::read_to_string("/etc/machine-id").map_or_else(|_| hostname(), |id| id.trim().to_owned())
+    std::fs::read_to_string("/etc/machine-id")
+        .map_or_else(|_| hostname(), |id| id.trim().to_owned())
 }
 
 fn hostname() -> String {

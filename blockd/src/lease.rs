@@ -267,8 +267,7 @@ pub async fn take_over(
     };
     let keep = move |next: &mut Head| {
         let message = "state of a disk taken over from a silent holder".to_owned();
-        let lost =
-            next.snapshot(snapshot, Some(message), SnapshotId::random(), clock::unix_ms());
+        let lost = next.snapshot(snapshot, Some(message), SnapshotId::random(), clock::unix_ms());
         next.snapshots.push(lost);
     };
     Ok((take(store, host, files, name, head, offer, keep).await?, takeover))
@@ -327,9 +326,10 @@ async fn take(
 pub fn is_ours(head: &Head, attachment: &Attachment, host: HostId) -> bool {
     attachment.host == host
         && head.epoch == attachment.epoch
-        && head.holder.as_ref().is_some_and(|holder| {
-            holder.host == host && attachment.boots.contains(&holder.boot)
-        })
+        && head
+            .holder
+            .as_ref()
+            .is_some_and(|holder| holder.host == host && attachment.boots.contains(&holder.boot))
 }
 
 /// Goes on with a lease of this host after a restart of its daemon. `head` comes from the store, or

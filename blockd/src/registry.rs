@@ -192,11 +192,8 @@ pub fn check_size(size_bytes: u64) -> Result<()> {
     if geometry::is_disk_size(size_bytes) {
         return Ok(());
     }
-    Err(Error::new(
-        Kind::InvalidArgument,
-        format!("a disk of {size_bytes} bytes is not possible"),
-    )
-    .with_fix("use a multiple of 4096 bytes, from 4K to 64T"))
+    Err(Error::new(Kind::InvalidArgument, format!("a disk of {size_bytes} bytes is not possible"))
+        .with_fix("use a multiple of 4096 bytes, from 4K to 64T"))
 }
 
 /// Every name in the store with its disk, free names left out.

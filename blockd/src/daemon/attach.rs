@@ -68,7 +68,10 @@ impl Daemon {
         let served = self.served(&request.target).ok_or_else(|| {
             Error::new(Kind::Failed, format!("{} stopped while it was attached", request.target))
         })?;
-        Ok(AttachReply { took_over: takeover.map(super::views::took_over), ..reply(&served, false) })
+        Ok(AttachReply {
+            took_over: takeover.map(super::views::took_over),
+            ..reply(&served, false)
+        })
     }
 
     /// A fork for this attachment, under a name of its own.
@@ -116,9 +119,7 @@ impl Daemon {
             Kind::DiskBusy,
             format!(
                 "{} is attached here with other options: {:?} at {}",
-                request.target,
-                served.access,
-                served.address
+                request.target, served.access, served.address
             )
             .to_lowercase(),
         )
@@ -193,8 +194,7 @@ impl Daemon {
         let foreign =
             head.value.holder.as_ref().is_some_and(|holder| holder.host != self.host.id());
         let (handle, takeover) = if foreign {
-            let taken =
-                lease::take_over(&store, &self.host, &files, &name, head, &offer).await?;
+            let taken = lease::take_over(&store, &self.host, &files, &name, head, &offer).await?;
             (taken.0, Some(taken.1))
         } else {
             (lease::acquire(&store, &self.host, &files, &name, head, &offer).await?, None)
@@ -401,11 +401,10 @@ impl Daemon {
 
     pub(super) fn address(&self, target: &Target, offer: &Offer) -> Result<Address> {
         match (&offer.socket, offer.tcp) {
-            (Some(_), Some(_)) => Err(Error::new(
-                Kind::InvalidArgument,
-                "--socket and --tcp exclude each other",
-            )
-            .with_fix("give one of them")),
+            (Some(_), Some(_)) => {
+                Err(Error::new(Kind::InvalidArgument, "--socket and --tcp exclude each other")
+                    .with_fix("give one of them"))
+            }
             (Some(socket), None) => Ok(Address::Unix(socket.clone())),
             (None, Some(tcp)) => Ok(Address::Tcp(tcp)),
             (None, None) => Ok(Address::Unix(self.default_socket(target))),
@@ -429,14 +428,12 @@ impl Daemon {
             // The swap of the intent never reached the store: there was no attachment.
             return self.quarantine(&name, attachment.disk);
         }
-        let handle =
-            lease::resume(&self.store, &self.host, &files, &mut attachment, head).inspect_err(
-                |_| {
-                    if let Err(error) = self.quarantine(&name, attachment.disk) {
-                        tracing::error!(disk = %name, error = %error.report(), "log not kept");
-                    }
-                },
-            )?;
+        let handle = lease::resume(&self.store, &self.host, &files, &mut attachment, head)
+            .inspect_err(|_| {
+                if let Err(error) = self.quarantine(&name, attachment.disk) {
+                    tracing::error!(disk = %name, error = %error.report(), "log not kept");
+                }
+            })?;
         let target = Target { disk: name.clone(), snapshot: None };
         let address = self.address(&target, &attachment.offer)?;
         self.open_disk(name, handle, files, attachment.offer, address).await
@@ -489,7 +486,9 @@ fn branch_name(disk: &DiskName) -> DiskName {
     let suffix = format!("-branch-{salt:08x}");
     let kept = crate::ids::NAME_LEN_MAX - suffix.len();
     let stem: String = disk.as_str().chars().take(kept).collect();
-    format!("{stem}{suffix}").parse().expect("a valid name with letters, hyphens and digits behind it")
+    format!("{stem}{suffix}")
+        .parse()
+        .expect("a valid name with letters, hyphens and digits behind it")
 }
 
 fn needs_accept_loss(name: &DiskName, head: &Head, silent: Duration) -> Error {
@@ -505,7 +504,9 @@ fn needs_accept_loss(name: &DiskName, head: &Head, silent: Duration) -> Error {
             head.drained_lsn,
         ),
     )
-    .with_fix("bring that host back, or pass --accept-loss to go on without what it had not drained")
+    .with_fix(
+        "bring that host back, or pass --accept-loss to go on without what it had not drained",
+    )
     .with_detail("holder", holder.host.to_string())
     .with_detail("drained_lsn", head.drained_lsn)
     .with_detail("last_drained_unix_ms", head.drained_unix_ms)
@@ -514,6 +515,8 @@ fn needs_accept_loss(name: &DiskName, head: &Head, silent: Duration) -> Error {
 
 fn log_damaged(name: &DiskName, error: wal::Error) -> Error {
     Error::new(Kind::Corrupt, format!("the log of disk {name} cannot be replayed"))
-        .with_fix("nothing was changed or uploaded: keep the state directory and restore the file named")
+        .with_fix(
+            "nothing was changed or uploaded: keep the state directory and restore the file named",
+        )
         .with_source(error)
 }

@@ -277,8 +277,11 @@ impl Daemon {
             tracing::info!(%target, "snapshot deleted");
             return Ok(DeleteReply { target });
         }
-        let attached: Vec<_> =
-            self.all_served().into_iter().filter(|served| served.target.disk == target.disk).collect();
+        let attached: Vec<_> = self
+            .all_served()
+            .into_iter()
+            .filter(|served| served.target.disk == target.disk)
+            .collect();
         if let Some(served) = attached.first() {
             return Err(Error::new(
                 Kind::DiskBusy,

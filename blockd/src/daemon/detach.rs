@@ -49,7 +49,11 @@ impl Daemon {
 
     /// Drains and releases; `asker` closes when nobody waits for it any more, and the disk then stays
     /// attached unless it was released already.
-    pub(super) async fn release(&self, served: &Served, mut asker: watch::Receiver<()>) -> Result<Option<u64>> {
+    pub(super) async fn release(
+        &self,
+        served: &Served,
+        mut asker: watch::Receiver<()>,
+    ) -> Result<Option<u64>> {
         let target = &served.target;
         self.listeners.hide(&served.address, target).await;
         let Some(writer) = &served.writer else {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use nbd_server::{
-    Durability, ExportDirectory, ExportError, ExportErrorKind, ExportInfo, Extent, ExtentKind, Hole,
-    OpenError, ReadPart,
+    Durability, ExportDirectory, ExportError, ExportErrorKind, ExportInfo, Extent, ExtentKind,
+    Hole, OpenError, ReadPart,
 };
 use wal::ZeroKind;
 
@@ -83,11 +83,7 @@ impl nbd_server::Export for Export {
         }
     }
 
-    async fn read(
-        &self,
-        offset: u64,
-        len: u32,
-    ) -> std::result::Result<Vec<ReadPart>, ExportError> {
+    async fn read(&self, offset: u64, len: u32) -> std::result::Result<Vec<ReadPart>, ExportError> {
         let blocks = BlockRange::touching(offset, u64::from(len));
         let parts = self.parts(blocks).await.map_err(refused)?;
         Ok(trim(parts, offset - blocks.start * BLOCK_BYTES, u64::from(len)))

@@ -72,12 +72,11 @@ impl Daemon {
         request: &Fork,
         state_age_seconds: Option<f64>,
     ) -> Result<ForkReply> {
-        let parent = Target {
-            disk: request.target.disk.clone(),
-            snapshot: Some(snapshot.name.clone()),
-        };
+        let parent =
+            Target { disk: request.target.disk.clone(), snapshot: Some(snapshot.name.clone()) };
         let (store, name, base) = (self.control_store(), request.new.clone(), head.clone());
-        let fork = to_the_end(async move { make_fork(&store, &base, snapshot, name).await }).await?;
+        let fork =
+            to_the_end(async move { make_fork(&store, &base, snapshot, name).await }).await?;
         tracing::info!(disk = %fork.name, %parent, "forked");
         Ok(ForkReply { name: fork.name, id: fork.disk, parent, state_age_seconds })
     }
@@ -127,9 +126,10 @@ impl Daemon {
     async fn wait_durable(&self, call: &Call, disk: &DiskName, name: &SnapshotName) -> Result<()> {
         loop {
             let listed = self.list_snapshots(disk.clone()).await?;
-            let pending = listed.snapshots.iter().any(|snapshot| {
-                snapshot.name == *name && snapshot.state == SnapshotState::Pending
-            });
+            let pending = listed
+                .snapshots
+                .iter()
+                .any(|snapshot| snapshot.name == *name && snapshot.state == SnapshotState::Pending);
             if !pending {
                 return Ok(());
             }
@@ -243,7 +243,8 @@ pub(super) async fn delete_snapshot(
         return Err(Error::new(Kind::DiskBusy, format!("snapshot {key} changed meanwhile"))
             .with_fix("send the delete again"));
     };
-    let pins = registry::list_keys(store, &format!("d/{}/p/{}/", snapshot.disk, snapshot.id)).await?;
+    let pins =
+        registry::list_keys(store, &format!("d/{}/p/{}/", snapshot.disk, snapshot.id)).await?;
     if pins.is_empty() {
         return registry::delete_keys(store, &[key]).await;
     }

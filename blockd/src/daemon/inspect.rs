@@ -18,10 +18,10 @@ use crate::control::view::{
 };
 use crate::disk;
 use crate::error::{Error, Kind, Result};
+use crate::extent_map::Advance;
 use crate::geometry::{BLOCK_BYTES, BlockRange, to_u64};
 use crate::head::Head;
 use crate::ids::DiskName;
-use crate::extent_map::Advance;
 use crate::map::Walk;
 use crate::{objects, registry};
 
@@ -87,7 +87,10 @@ impl Daemon {
 
     fn log_status(&self) -> LogStatus {
         let buffered = self.logs.is_buffered();
-        let used = self.all_served().iter().filter_map(|served| served.writer.as_ref())
+        let used = self
+            .all_served()
+            .iter()
+            .filter_map(|served| served.writer.as_ref())
             .map(|writer| writer.disk.log().positions().bytes_used)
             .sum();
         LogStatus {
@@ -115,7 +118,8 @@ impl Daemon {
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.config.store_is_inside_state_dir() {
-            warnings.push("the store lies inside the state directory: lost with this host".to_owned());
+            warnings
+                .push("the store lies inside the state directory: lost with this host".to_owned());
         }
         if self.logs.is_buffered() {
             warnings.push("the log goes through the page cache: no O_DIRECT there".to_owned());
@@ -201,7 +205,11 @@ impl Daemon {
                     object: key.to_string(),
                     message: format!("has {} bytes, not {}", meta.size, entry.bytes),
                 }),
-                Err(error) => note(&mut reply.problems, &key.to_string(), objects::store_error("read", &key, error))?,
+                Err(error) => note(
+                    &mut reply.problems,
+                    &key.to_string(),
+                    objects::store_error("read", &key, error),
+                )?,
             }
         }
         let overlay = match disk::tail_overlay(&self.fetcher, &store, &head.tail).await {
@@ -228,7 +236,15 @@ impl Daemon {
                         }
                     }
                     if located.len() >= 4096 {
-                        self.check_located(call, &mut reply, &mut seen, &mut located, request.deep, total).await?;
+                        self.check_located(
+                            call,
+                            &mut reply,
+                            &mut seen,
+                            &mut located,
+                            request.deep,
+                            total,
+                        )
+                        .await?;
                     }
                 }
                 Ok(None) => break,
@@ -270,7 +286,11 @@ impl Daemon {
             reply.objects += 1;
             if let Err(error) = stat {
                 let key = blob.blob_key();
-                note(&mut reply.problems, &key.to_string(), objects::store_error("find", &key, error))?;
+                note(
+                    &mut reply.problems,
+                    &key.to_string(),
+                    objects::store_error("find", &key, error),
+                )?;
             }
         }
         if deep {
@@ -284,7 +304,8 @@ impl Daemon {
                 .collect();
             let mut frames = stream::iter(reads).buffer_unordered(READS_AT_ONCE);
             while let Some((range, location, outcome)) = frames.next().await {
-                let place = location.blob().map_or_else(String::new, |blob| blob.blob_key().to_string());
+                let place =
+                    location.blob().map_or_else(String::new, |blob| blob.blob_key().to_string());
                 match outcome {
                     Ok(()) => reply.blocks += range.count(),
                     Err(error) => note(&mut reply.problems, &place, error)?,

@@ -33,6 +33,7 @@ use wal::LogDir;
 pub use start::serve;
 
 use crate::config::Config;
+use crate::control::view::Access;
 use crate::disk::{DirtyBudget, Disk};
 use crate::drain::{Command, Uploads};
 use crate::error::{Error, Result};
@@ -41,7 +42,6 @@ use crate::head::{Head, StoreFormat};
 use crate::host::Host;
 use crate::ids::{DiskName, Target};
 use crate::lease::{Observer, Offer};
-use crate::control::view::Access;
 use exports::Export;
 use listeners::{Address, Listeners};
 use snapshot_book::SnapshotBook;

@@ -58,7 +58,13 @@ impl Daemon {
         if let Some(damage) = found.damage {
             tracing::warn!(log = %folder.display(), %damage, "the log ends in damage: what lies before was recovered");
         }
-        Ok(RecoverReply { name: request.new, id: fork.disk, base: parent, records, recovered_bytes })
+        Ok(RecoverReply {
+            name: request.new,
+            id: fork.disk,
+            base: parent,
+            records,
+            recovered_bytes,
+        })
     }
 
     /// The folder of the newest quarantined log of a disk, and the epoch of its records.
@@ -68,7 +74,8 @@ impl Daemon {
             .quarantined_folders()
             .into_iter()
             .filter_map(|folder| {
-                let parts = folder.file_name()?.to_str()?.strip_prefix(&owner)?.strip_prefix('-')?;
+                let parts =
+                    folder.file_name()?.to_str()?.strip_prefix(&owner)?.strip_prefix('-')?;
                 let (epoch, count) = parts.split_once('-')?;
                 Some((epoch.parse().ok()?, count.parse::<u64>().ok()?, folder.clone()))
             })

@@ -68,15 +68,11 @@ impl SnapshotBook {
         self.with(disk, |page| page.by_name.remove(name));
     }
 
-    /// A snapshot that is known to be in the store.
-    pub(super) fn find(&self, disk: DiskId, name: &SnapshotName) -> Option<Snapshot> {
-        self.with(disk, |page| page.by_name.get(name).cloned().flatten())
-    }
-
     /// A snapshot by name, of a disk that was forked or held before: a guess that a fork confirms.
     pub(super) fn guess(&self, disk: &DiskName, name: &SnapshotName) -> Option<(Head, Snapshot)> {
         let pages = self.pages.lock().expect("no panic while held");
-        let page = pages.values().find(|page| page.head.as_ref().is_some_and(|it| it.name == *disk))?;
+        let page =
+            pages.values().find(|page| page.head.as_ref().is_some_and(|it| it.name == *disk))?;
         Some((page.head.clone()?, page.by_name.get(name).cloned().flatten()?))
     }
 

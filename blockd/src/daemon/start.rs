@@ -75,9 +75,8 @@ async fn wait_for_the_end(mut fatal: mpsc::Receiver<Error>) -> Result<()> {
     let signals = || -> std::io::Result<_> {
         Ok((signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
     };
-    let (mut terminate, mut interrupt) = signals().map_err(|error| {
-        Error::new(Kind::Failed, "cannot wait for signals").with_source(error)
-    })?;
+    let (mut terminate, mut interrupt) = signals()
+        .map_err(|error| Error::new(Kind::Failed, "cannot wait for signals").with_source(error))?;
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: stopping; the log keeps what is not drained"),
         _ = interrupt.recv() => tracing::info!("SIGINT: stopping; the log keeps what is not drained"),
@@ -102,12 +101,15 @@ impl Daemon {
                 "the store lies inside the state directory: fine for a first try, lost with this host"
             );
         }
-        let store = s3_backend::open(&config.store, s3_backend::Options::default())
-            .await
-            .map_err(|error| {
-                Error::new(Kind::StoreUnavailable, format!("cannot open the store {}", config.store))
-                    .with_source(error)
-            })?;
+        let store = s3_backend::open(&config.store, s3_backend::Options::default()).await.map_err(
+            |error| {
+                Error::new(
+                    Kind::StoreUnavailable,
+                    format!("cannot open the store {}", config.store),
+                )
+                .with_source(error)
+            },
+        )?;
         let patient = store.with_policy(RetryPolicy::Until(STORE_PATIENCE));
         let contact = contact(&patient, &host).await?;
         let mut copied = matches!(contact, Some((_, Standing::Copied)));
@@ -260,7 +262,10 @@ impl Daemon {
     /// After a silence as long as the lease time (a suspended process, an outage) another host may have
     /// taken our disks. The swap that would tell may be long in coming: it is made now.
     async fn verify_leases(&self, silence: Duration) {
-        tracing::info!(silence_s = silence.as_secs(), "silent for a lease time: checking every lease");
+        tracing::info!(
+            silence_s = silence.as_secs(),
+            "silent for a lease time: checking every lease"
+        );
         let served = self.all_served();
         let checks = served.iter().filter(|served| served.writer.is_some()).map(|served| async {
             // A lease that is lost stops its disk, which says so.
@@ -274,7 +279,10 @@ impl Daemon {
             None => Ok(()),
             Some((_, Standing::Copied)) => Err(Error::new(
                 Kind::LeaseLost,
-                format!("host {} also beats from elsewhere: this state directory is a copy", self.host.id()),
+                format!(
+                    "host {} also beats from elsewhere: this state directory is a copy",
+                    self.host.id()
+                ),
             )
             .with_fix("restart the daemon: it becomes a new host, and its logs are quarantined")),
             Some((format, Standing::Confirmed)) => {
@@ -302,7 +310,9 @@ impl Daemon {
         })
         .await;
         if stopped.is_err() {
-            tracing::warn!("stopped before every log was synced: a flush that was acknowledged was");
+            tracing::warn!(
+                "stopped before every log was synced: a flush that was acknowledged was"
+            );
         }
         let uploaded = self.uploads.uploaded_bytes.load(Ordering::Relaxed);
         tracing::info!(uploaded_bytes = uploaded, "stopped");
@@ -319,7 +329,9 @@ async fn contact(store: &Store, host: &Host) -> Result<Option<(StoreFormat, Stan
                 Kind::InvalidArgument,
                 "the store cannot be used: it does not honour conditional writes",
             )
-            .with_fix("two hosts could write one disk there: use a store with If-None-Match and If-Match")
+            .with_fix(
+                "two hosts could write one disk there: use a store with If-None-Match and If-Match",
+            )
             .with_source(error));
         }
         Err(error) => {
@@ -360,9 +372,11 @@ fn open_logs(config: &Config) -> Result<Arc<LogDir>> {
     };
     LogDir::open(log_config).map_err(|error| {
         let unsupported = error.kind() == wal::ErrorKind::Unsupported;
-        let failed =
-            Error::new(Kind::Failed, format!("cannot open the log in {}", config.log_dir.display()))
-                .with_source(error);
+        let failed = Error::new(
+            Kind::Failed,
+            format!("cannot open the log in {}", config.log_dir.display()),
+        )
+        .with_source(error);
         match unsupported {
             true => failed.with_fix(
                 "put --log-dir on a local device, or accept slower and less certain writes with \

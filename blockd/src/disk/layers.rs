@@ -198,12 +198,7 @@ impl Layers {
     }
 
     /// `depth` 0 is the active index, then the sealed ones from the newest.
-    fn resolve_dirty(
-        &self,
-        range: BlockRange,
-        depth: usize,
-        found: &mut Vec<(BlockRange, Piece)>,
-    ) {
+    fn resolve_dirty(&self, range: BlockRange, depth: usize, found: &mut Vec<(BlockRange, Piece)>) {
         let index = match depth {
             0 => &self.active,
             _ => match self.sealed.len().checked_sub(depth) {

@@ -176,10 +176,9 @@ impl Disk {
         match &layers.state {
             State::Serving => Ok(()),
             State::Closing => Err(Error::new(Kind::Poisoned, "the disk is being detached")),
-            State::Stopped(reason) => Err(Error::new(
-                Kind::Poisoned,
-                format!("the disk stopped: {}", reason.report()),
-            )),
+            State::Stopped(reason) => {
+                Err(Error::new(Kind::Poisoned, format!("the disk stopped: {}", reason.report())))
+            }
         }
     }
 

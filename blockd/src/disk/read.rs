@@ -100,8 +100,7 @@ pub(super) async fn read_pieces(
     }
     let reads: Vec<_> =
         pieces.into_iter().map(|(range, piece)| read_piece(fetcher, root, range, piece)).collect();
-    let parts: Vec<Vec<Part>> =
-        stream::iter(reads).buffered(PIECES_AT_ONCE).try_collect().await?;
+    let parts: Vec<Vec<Part>> = stream::iter(reads).buffered(PIECES_AT_ONCE).try_collect().await?;
     Ok(parts.into_iter().flatten().collect())
 }
 
@@ -137,10 +136,13 @@ pub(super) async fn allocate_pieces(
             Piece::Log(_) | Piece::Blob(_) => found.push((range, Allocation::Data)),
             Piece::Map => {
                 for (run, location) in map::lookup(root, range, fetcher.pages()).await? {
-                    found.push((run, match location {
-                        None | Some(Location::Zero) => Allocation::Hole,
-                        Some(Location::Data { .. }) => Allocation::Data,
-                    }));
+                    found.push((
+                        run,
+                        match location {
+                            None | Some(Location::Zero) => Allocation::Hole,
+                            Some(Location::Data { .. }) => Allocation::Data,
+                        },
+                    ));
                 }
             }
         }

@@ -153,8 +153,7 @@ impl Disk {
         let mut done = false;
         self.append_steps(range, None, |layers, now| {
             if !done {
-                let record =
-                    Record::Zero { first_block: range.start, count: range.count(), kind };
+                let record = Record::Zero { first_block: range.start, count: range.count(), kind };
                 self.append_one(layers, range, record, now)?;
                 done = true;
             }
@@ -334,7 +333,8 @@ impl<'a> Runs<'a> {
             while end < count.min(longest) && self.is_zero(end) == zero {
                 end += 1;
             }
-            self.current = Some((BlockRange { start: self.first + self.at, end: self.first + end }, zero));
+            self.current =
+                Some((BlockRange { start: self.first + self.at, end: self.first + end }, zero));
         }
         self.current
     }

@@ -226,11 +226,7 @@ impl Drain {
         }
         failpoint::pass("drain-after-swap").await;
         let extents = blobs.iter().flat_map(|blob| &blob.extents);
-        self.disk.commit(
-            batch.sealed,
-            cut,
-            extents.map(|extent| (extent.range, extent.location)),
-        );
+        self.disk.commit(batch.sealed, cut, extents.map(|extent| (extent.range, extent.location)));
         self.settle(cut).await?;
         self.write_snapshots().await?;
         self.checkpoint_if_due().await
@@ -301,7 +297,9 @@ impl Drain {
             generation = found.value.generation,
             "a commit of the previous process landed late: going on from it"
         );
-        let overlay = disk::tail_overlay(self.uploads.fetcher(), self.uploads.store(), &found.value.tail).await?;
+        let overlay =
+            disk::tail_overlay(self.uploads.fetcher(), self.uploads.store(), &found.value.tail)
+                .await?;
         let drained = Lsn::new(found.value.drained_lsn);
         self.disk.rebase(found.value.root, overlay, drained);
         self.table.forget();

@@ -42,12 +42,7 @@ pub(super) struct Uploaded {
 impl Uploaded {
     /// As the tail of a head lists it.
     pub(super) fn tail_entry(&self, birth: Generation) -> TailBlob {
-        TailBlob {
-            blob: self.object,
-            bytes: self.bytes,
-            footer_offset: self.footer_offset,
-            birth,
-        }
+        TailBlob { blob: self.object, bytes: self.bytes, footer_offset: self.footer_offset, birth }
     }
 }
 
@@ -109,9 +104,8 @@ impl Uploads {
         let _permit = self.blobs.acquire().await.expect("the semaphore is never closed");
         let compression = self.compression;
         let encode = move || encode(object, compression, cut, &contents);
-        let blob: Blob = tokio::task::spawn_blocking(encode)
-            .await
-            .expect("encoding a blob does not panic")?;
+        let blob: Blob =
+            tokio::task::spawn_blocking(encode).await.expect("encoding a blob does not panic")?;
         let bytes = to_u64(blob.bytes.len());
         let footer_offset = bytes - u64::from(blob.footer_len);
         let footer = blob.bytes.slice(to_usize(footer_offset)..);
