@@ -1,6 +1,8 @@
 //! [`LogDir`], one folder with the logs of many owners: its files, its staging ring, its threads.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 
@@ -15,7 +17,7 @@ use crate::ring::{Ring, Staging};
 use crate::scan::{Found, Inspected, inspect};
 use crate::segment::{FileId, Pool, UNFINISHED};
 use crate::start::{self, Recovery, Start};
-use crate::storage::{Clock, MachineClock, Storage};
+use crate::storage::{Clock, Durability, MachineClock, Storage};
 use crate::work::Work;
 
 /// The niceness of threads that write: a flush waits for them, so they come before others.
@@ -38,9 +40,49 @@ pub(crate) struct Shared {
     pub(crate) pool: Arc<Pool>,
     pub(crate) ring: Ring,
     pub(crate) work: Work,
+    pub(crate) counts: Counts,
     /// Told when a slot or a segment becomes free.
     pub(crate) room: Arc<Notify>,
     owners: Mutex<Owners>,
+}
+
+/// What a directory did since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Transfers to log files.
+    pub writes: u64,
+    /// Frames in them.
+    pub frames: u64,
+    /// Bytes in them: records, headers and all.
+    pub bytes: u64,
+    /// Syncs: of their own, or as part of a write.
+    pub syncs: u64,
+}
+
+/// [`Counters`] while they count.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    writes: AtomicU64,
+    frames: AtomicU64,
+    bytes: AtomicU64,
+    syncs: AtomicU64,
+}
+
+impl Counts {
+    pub(crate) fn count_write(&self, frames: usize, parts: &[&[u8]], durability: Durability) {
+        let wide = |number: usize| u64::try_from(number).expect("a transfer is small");
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        self.frames.fetch_add(wide(frames), Ordering::Relaxed);
+        self.bytes.fetch_add(wide(bytes), Ordering::Relaxed);
+        if durability == Durability::Stable {
+            self.count_sync();
+        }
+    }
+
+    pub(crate) fn count_sync(&self) {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -96,6 +138,7 @@ impl LogDir {
             nonce,
             pool: Arc::new(pool),
             ring,
+            counts: Counts::default(),
             room,
             owners: Mutex::new(Owners { found, ..Owners::default() }),
         });
@@ -151,6 +194,18 @@ impl LogDir {
     #[must_use]
     pub fn is_buffered(&self) -> bool {
         self.shared.storage.is_buffered()
+    }
+
+    /// What was done since the directory was opened.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let counts = &self.shared.counts;
+        Counters {
+            writes: counts.writes.load(Ordering::Relaxed),
+            frames: counts.frames.load(Ordering::Relaxed),
+            bytes: counts.bytes.load(Ordering::Relaxed),
+            syncs: counts.syncs.load(Ordering::Relaxed),
+        }
     }
 
     /// Does one piece of background work; `false` when nothing is due. For directories without
@@ -298,13 +353,21 @@ fn spawn(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>> {
             // Best effort: without the right to it, a busy machine makes flushes slower.
             let id = rustix::thread::gettid();
             let _ = rustix::process::setpriority_process(Some(id), WRITER_NICE);
-            shared.work.run();
+            supervise(|| shared.work.run());
         }));
     }
     let pool = Arc::clone(&shared.pool);
-    threads.push(thread::Builder::new().name("wal-pool".to_owned()).spawn(move || pool.run()));
+    let thread = thread::Builder::new().name("wal-pool".to_owned());
+    threads.push(thread.spawn(move || supervise(|| pool.run())));
     threads
         .into_iter()
         .collect::<std::io::Result<Vec<_>>>()
         .map_err(|e| Error::io("start a thread of the log", e))
+}
+
+/// Goes on after a panic: the log it happened in is stopped, the others need their threads.
+fn supervise(work: impl Fn()) {
+    while catch_unwind(AssertUnwindSafe(&work)).is_err() {
+        tracing::error!("a thread of the log panicked and goes on");
+    }
 }

@@ -338,3 +338,55 @@ fn sync_path(folder: &Path) -> io::Result<()> {
 fn sync_all(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fsync(file)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // W03. Fails when the rest of a short write begins elsewhere than where it stopped.
+    #[test]
+    fn the_rest_of_a_short_write_is_what_was_not_written() {
+        let parts: [&[u8]; 3] = [b"abcd", b"", b"efghij"];
+        let all = parts.concat();
+        for done in 0..=all.len() {
+            let rest: Vec<&[u8]> = skip(&parts, done).collect();
+            assert_eq!(rest.concat(), &all[done..]);
+            assert!(rest.iter().all(|part| !part.is_empty()));
+        }
+    }
+
+    // W03. Fails when an interruption is an error, or "try again" is believed for ever.
+    #[test]
+    fn interrupted_transfers_are_repeated() {
+        let mut left = 5000;
+        let done = repeat(|| {
+            left -= 1;
+            if left > 0 { Err(Errno::INTR) } else { Ok(7) }
+        });
+        assert_eq!(done.unwrap(), 7);
+        assert!(repeat(|| Err(Errno::AGAIN)).is_err());
+        assert!(repeat(|| Err(Errno::IO)).is_err());
+    }
+
+    // W03. Fails when what is written in parts is not read back whole, or a file's end is not seen.
+    #[test]
+    fn parts_are_written_one_behind_the_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = DirectStorage::open(dir.path(), true).unwrap();
+        let file = storage.create("file", 8 * BLOCK).unwrap();
+        let mut blocks = BlockBuf::new(3);
+        for (block, byte) in blocks.bytes_mut().chunks_exact_mut(BLOCK_BYTES).zip(1..) {
+            block.fill(byte);
+        }
+        let (first, rest) = blocks.bytes().split_at(BLOCK_BYTES);
+        file.write_at(&[rest, first], 5 * BLOCK, Durability::Stable).unwrap();
+        let mut out = BlockBuf::new(4);
+        assert_eq!(file.read_at(out.bytes_mut(), 4 * BLOCK).unwrap(), 4 * BLOCK_BYTES);
+        let found: Vec<u8> = out.bytes().chunks_exact(BLOCK_BYTES).map(|block| block[0]).collect();
+        assert_eq!(found, [0, 2, 3, 1]);
+        assert_eq!(file.read_at(out.bytes_mut(), 6 * BLOCK).unwrap(), 2 * BLOCK_BYTES);
+        assert_eq!(file.read_at(out.bytes_mut(), 8 * BLOCK).unwrap(), 0);
+        assert_eq!(file.bytes().unwrap(), 8 * BLOCK);
+        assert_eq!(storage.list("").unwrap(), ["file", "lock"]);
+    }
+}

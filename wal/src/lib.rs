@@ -12,8 +12,8 @@
 //!
 //! In reading order: [`Lsn`]; `format`, the bytes on disk; `storage`, the seam to the world, and
 //! `direct`, the real one; `memory` and `crcs`, the only unsafe code; `segment`, files and their
-//! pool; `ring`, the staging slots; `frame`, where blocks are read from; `log` and `writer`, the
-//! path of a record; `work`, the threads' queue; `scan`, `recover` and `start`, the way back after
+//! pool; `ring`, the staging slots; `frame`, where blocks are read from; `record`, `log` and
+//! `writer`, the path of a record; `work`, the threads' queue; `scan`, `recover` and `start`, the way back after
 //! a crash, and `quarantine` for what must not be replayed; `dir`, which holds all of it together; `sim`, another world for tests.
 #![deny(unsafe_code)]
 
@@ -29,6 +29,7 @@ mod log;
 mod lsn;
 mod memory;
 mod quarantine;
+mod record;
 mod recover;
 mod ring;
 mod scan;
@@ -40,15 +41,16 @@ mod work;
 mod writer;
 
 pub use config::{LogConfig, Seams, StagingConfig, SyncMethod};
-pub use dir::LogDir;
+pub use dir::{Counters, LogDir};
 pub use direct::DirectStorage;
 pub use error::{Error, ErrorKind, Result};
 pub use format::{BARRIER_BYTES, BLOCK_BYTES, FRAME_BLOCKS, FRAME_RECORDS};
 pub use frame::{Frame, Place};
-pub use log::{Appended, Inline, Log, Positions, Record, ZeroKind};
+pub use log::{Appended, Inline, Log, Positions};
 pub use lsn::{Lsn, OwnerId};
 pub use memory::BlockBuf;
 pub use quarantine::Quarantined;
+pub use record::{Record, ZeroKind};
 pub use ring::Staging;
 pub use scan::{Recovered, RecoveredKind};
 pub use start::{Recovery, Start};

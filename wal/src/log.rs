@@ -19,49 +19,15 @@ use tokio::sync::Notify;
 use crate::dir::Shared;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BARRIER_BYTES, BLOCK, BLOCK_BYTES, Entry, EntryKind, FRAME_BLOCKS, FRAME_RECORDS, Origin,
-    RecordSeed, SLOT_BLOCKS, index, put_record,
+    BLOCK, BLOCK_BYTES, Entry, FRAME_BLOCKS, FRAME_RECORDS, Origin, RecordSeed, SLOT_BLOCKS, index,
+    put_record,
 };
 use crate::frame::{Frame, Home, Place};
 use crate::lsn::{Lsn, OwnerId};
+use crate::record::Record;
 use crate::ring::OwnerLine;
 use crate::segment::{FileId, Segment};
 use crate::work::Tick;
-
-/// What a record without data does to its blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ZeroKind {
-    /// They were written as zeros.
-    Zeroes,
-    /// They were given up.
-    Discard,
-}
-
-/// Something to append.
-#[derive(Clone, Copy, Debug)]
-pub enum Record<'a> {
-    /// Whole blocks of 4 KiB: at least one, at most [`FRAME_BLOCKS`].
-    Write {
-        /// Where they belong.
-        first_block: u64,
-        /// The blocks.
-        data: &'a [u8],
-    },
-    /// A range of any length without data.
-    Zero {
-        /// Where it begins.
-        first_block: u64,
-        /// How many blocks it has; at least one.
-        count: u64,
-        /// What happened to them.
-        kind: ZeroKind,
-    },
-    /// A mark in the write order with a payload of its own, at most [`BARRIER_BYTES`].
-    Barrier {
-        /// Opaque to the log.
-        payload: &'a [u8],
-    },
-}
 
 /// What an append did.
 #[derive(Clone, Debug)]
@@ -193,57 +159,6 @@ impl ClosedFrame {
 
     pub(crate) fn home(&self) -> &Home {
         self.frame.home().expect("a frame gets its home when it closes")
-    }
-}
-
-impl Record<'_> {
-    /// How the record stands in a frame's table, once its place in the data is known.
-    fn entry(&self) -> Result<Entry> {
-        let invalid = |what: String| Err(Error::new(ErrorKind::Invalid, what));
-        let (kind, first_block, count, data_blocks) = match *self {
-            Self::Write { first_block, data } => {
-                let blocks = u32::try_from(data.len() / BLOCK_BYTES).unwrap_or(u32::MAX);
-                if !data.len().is_multiple_of(BLOCK_BYTES) || !(1..=FRAME_BLOCKS).contains(&blocks)
-                {
-                    return invalid(format!(
-                        "write of {} bytes: a record takes 1 to {FRAME_BLOCKS} whole blocks of \
-                         {BLOCK_BYTES}",
-                        data.len()
-                    ));
-                }
-                (EntryKind::Write, first_block, u64::from(blocks), blocks)
-            }
-            Self::Zero { first_block, count, kind } => {
-                if count == 0 {
-                    return invalid(format!("zero record of no blocks at block {first_block}"));
-                }
-                let kind = match kind {
-                    ZeroKind::Zeroes => EntryKind::Zeroes,
-                    ZeroKind::Discard => EntryKind::Discard,
-                };
-                (kind, first_block, count, 0)
-            }
-            Self::Barrier { payload } => {
-                if payload.len() > BARRIER_BYTES {
-                    let bytes = payload.len();
-                    return invalid(format!("barrier of {bytes} bytes: at most {BARRIER_BYTES}"));
-                }
-                let bytes = u64::try_from(payload.len()).expect("at most a block");
-                (EntryKind::Barrier, 0, bytes, 1)
-            }
-        };
-        if first_block.checked_add(count).is_none() {
-            return invalid(format!("record of {count} blocks at block {first_block} wraps"));
-        }
-        Ok(Entry { kind, first_block, count, data_index: 0, data_blocks })
-    }
-
-    fn data(&self) -> &[u8] {
-        match self {
-            Self::Write { data, .. } => data,
-            Self::Zero { .. } => &[],
-            Self::Barrier { payload } => payload,
-        }
     }
 }
 
@@ -494,11 +409,17 @@ impl State {
     }
 }
 
+/// Why a log is stopped when a thread panicked at work on it.
+pub(crate) const PANICKED: &str = "a thread panicked while it worked on the log";
+
 impl OwnerLog {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic under this mutex is a bug in an assert; going on could acknowledge what is not
-        // there, so it spreads.
-        self.state.lock().expect("no thread panicked while it changed this log")
+        self.state.lock().unwrap_or_else(|poisoned| {
+            // A bug: going on could acknowledge what is not there.
+            let mut state = poisoned.into_inner();
+            state.failed.get_or_insert_with(|| Error::new(ErrorKind::Poisoned, PANICKED));
+            state
+        })
     }
 
     /// Opens a frame, if there is a slot for it and room in the log.

@@ -14,9 +14,9 @@ use crate::format::{
     SegmentHeader, index,
 };
 use crate::frame::{Frame, Home, Place};
-use crate::log::ZeroKind;
 use crate::lsn::{Lsn, OwnerId};
 use crate::memory::BlockBuf;
+use crate::record::ZeroKind;
 use crate::segment::{FileId, Pool, PoolFile, Segment};
 use crate::storage::{LogFile, Storage};
 

@@ -9,14 +9,15 @@
 //! Nothing here is retried: a failed write or sync stops the log ("poisoned").
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use crate::SyncMethod;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BLOCK, BLOCK_BYTES, FrameHead, Holding, SegmentHeader, index};
 use crate::frame::Home;
-use crate::log::{ClosedFrame, Goal, Inline, OwnerLog, State};
+use crate::log::{ClosedFrame, Goal, Inline, OwnerLog, PANICKED, State};
 use crate::lsn::Lsn;
 use crate::memory::BlockBuf;
 use crate::segment::Segment;
@@ -25,6 +26,37 @@ use crate::work::Tick;
 
 /// The most blocks in one transfer: 1 MiB, from where on a device gets no faster.
 const TRANSFER_BLOCKS: u32 = 256;
+
+/// The right to write a log. A panic of its holder stops the log: nobody knows what was written.
+struct Lead<'a>(&'a Arc<OwnerLog>);
+
+impl<'a> Lead<'a> {
+    fn take(log: &'a Arc<OwnerLog>, state: &mut State) -> Self {
+        assert!(!state.leading);
+        state.leading = true;
+        Self(log)
+    }
+
+    /// Lets another one lead, at once if there is work.
+    fn step_down(self, mut state: MutexGuard<'_, State>) {
+        state.leading = false;
+        self.0.enqueue(&mut state);
+        drop(state);
+        self.0.led.notify_all();
+    }
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let mut state = self.0.lock();
+            state.leading = false;
+            self.0.stop(&mut state, Error::new(ErrorKind::Poisoned, PANICKED));
+            drop(state);
+            self.0.led.notify_all();
+        }
+    }
+}
 
 /// Frames that lie one behind the other in one segment.
 struct Batch {
@@ -66,6 +98,8 @@ impl OwnerLog {
 
     /// Reaches a goal on the calling thread, unless another one leads.
     pub(crate) fn drive(self: &Arc<Self>, lsn: Lsn, goal: Goal) -> Result<Inline> {
+        // Declared first, so that a panic unlocks the state before this is dropped.
+        let lead;
         let mut state = self.lock();
         if state.is_done(goal, lsn)? {
             return Ok(Inline::Done);
@@ -74,32 +108,26 @@ impl OwnerLog {
         if state.leading {
             return Ok(Inline::Busy);
         }
-        state.leading = true;
+        lead = Lead::take(self, &mut state);
         while !state.is_done(goal, lsn).unwrap_or(true) {
             state = self.round(state);
         }
         let done = state.is_done(goal, lsn);
-        self.step_down(state);
+        lead.step_down(state);
         done.map(|_| Inline::Done)
     }
 
     /// One round on a thread of the directory, which took the log from the queue.
     pub(crate) fn lead(self: &Arc<Self>) {
+        let lead;
         let mut state = self.lock();
         state.queued = false;
         if state.leading || !state.has_work() {
             return;
         }
-        state.leading = true;
+        lead = Lead::take(self, &mut state);
         state = self.round(state);
-        self.step_down(state);
-    }
-
-    fn step_down(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        state.leading = false;
-        self.enqueue(&mut state);
-        drop(state);
-        self.led.notify_all();
+        lead.step_down(state);
     }
 
     /// Writes, syncs, tells. The caller leads.
@@ -183,6 +211,7 @@ impl OwnerLog {
         });
         let parts: Vec<&[u8]> = header.iter().map(BlockBuf::bytes).chain(frames).collect();
         let block = if header.is_some() { 0 } else { home.block };
+        self.dir.counts.count_write(batch.frames.len(), &parts, durability);
         write(&home.segment, &parts, block, durability)
     }
 
@@ -232,6 +261,7 @@ impl OwnerLog {
         let up_to = state.written;
         let files = std::mem::take(&mut state.unsynced);
         drop(state);
+        self.dir.counts.count_sync();
         let result = files.iter().try_for_each(|segment| {
             let context = || format!("sync log {}", segment.describe(0));
             segment.file().sync().map_err(|e| Error::io(context(), e))
@@ -337,7 +367,7 @@ impl OwnerLog {
     /// one: the newest must not go first.
     fn give_back_segments(self: &Arc<Self>, state: &mut State) {
         let kept = 1 + usize::from(state.spare.is_some());
-        let busy = state.leading || state.open.is_some() || !state.queue.is_empty();
+        let busy = state.written < state.appended || state.synced < state.written;
         if busy || self.segments_alive.load(Ordering::Acquire) > kept {
             return;
         }
@@ -353,6 +383,7 @@ impl OwnerLog {
 
     /// Empties the log's staging into its files and stops it.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
+        let lead;
         let mut state = self.lock();
         if state.closed {
             return state.usable();
@@ -361,9 +392,9 @@ impl OwnerLog {
         let last = state.appended;
         Goal::Synced.demand(&mut state, last);
         while state.leading {
-            state = self.led.wait(state).expect("no thread panicked while it changed this log");
+            state = self.led.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.leading = true;
+        lead = Lead::take(self, &mut state);
         while state.failed.is_none() && state.synced < last {
             state = self.round(state);
         }
@@ -371,7 +402,6 @@ impl OwnerLog {
         if state.want_mark && state.failed.is_none() {
             state = self.round(state);
         }
-        state.leading = false;
         let result = match &state.failed {
             Some(error) => Err(Error::poisoned(error)),
             None => Ok(()),
@@ -379,7 +409,7 @@ impl OwnerLog {
         if result.is_ok() && state.released == state.appended {
             self.give_back_segments(&mut state);
         }
-        drop(state);
+        lead.step_down(state);
         self.tell_all();
         self.dir.closed(self, &result);
         result

@@ -9,6 +9,7 @@
 mod crash;
 mod damage;
 mod flow;
+mod gate;
 mod model;
 mod quarantine;
 mod replay;
