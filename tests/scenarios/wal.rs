@@ -475,7 +475,7 @@ fn a_kill_at_every_named_point_of_the_drain_loses_nothing() {
         let mut guest = export.connect();
         let mut acked = 0;
         while acked < 48
-            && guest.write(acked << 20, &[u8::try_from(acked + 1).unwrap(); 1 << 20]).is_ok()
+            && guest.write(acked << 20, &vec![u8::try_from(acked + 1).unwrap(); 1 << 20]).is_ok()
         {
             acked += 1;
         }
@@ -485,7 +485,7 @@ fn a_kill_at_every_named_point_of_the_drain_loses_nothing() {
         daemon.launch();
         let mut guest = export.connect_when_served();
         for at in 0..acked {
-            let expected = [u8::try_from(at + 1).unwrap(); 1 << 20];
+            let expected = vec![u8::try_from(at + 1).unwrap(); 1 << 20];
             assert!(guest.read(at << 20, 1 << 20).unwrap() == expected, "{point}: MiB {at}");
         }
         guest.disconnect();

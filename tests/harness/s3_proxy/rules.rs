@@ -80,7 +80,8 @@ pub enum Fault {
     OkWithError(&'static str),
     /// It never reaches the store; the client gets status 200 without a body or an `ETag`.
     OkEmpty,
-    /// It goes on without its `If-Match` and `If-None-Match`, as a store that ignores them sees it.
+    /// It is applied; where a condition failed the client is told of success, as by a store that
+    /// ignores conditions. (To leave them out would break the signature.)
     IgnoreConditions,
 }
 
