@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 
@@ -85,11 +85,21 @@ impl Counts {
     }
 }
 
+/// A log that was started, or is about to be.
+#[derive(Debug)]
+struct Running {
+    /// Dangling while it is being started.
+    log: Weak<OwnerLog>,
+    /// Its segments in use, by the log or by readers.
+    segments: Arc<AtomicUsize>,
+    started: bool,
+}
+
 #[derive(Debug, Default)]
 struct Owners {
     /// Segments that wait for their owner.
     found: BTreeMap<OwnerId, Vec<Found>>,
-    running: BTreeMap<OwnerId, Weak<OwnerLog>>,
+    running: BTreeMap<OwnerId, Running>,
     /// Owners whose log failed to reach the device in this process, which must not try again.
     failed: BTreeMap<OwnerId, Error>,
 }
@@ -162,7 +172,8 @@ impl LogDir {
     ///
     /// # Errors
     /// `Damaged`, `OtherEpoch` or `BehindStore` when what is there must not be replayed: nothing
-    /// was changed then, and other owners are not affected. `Busy` when the owner's log is running.
+    /// was changed then, and other owners are not affected. `Busy` when the owner's log is running,
+    /// or was dropped while somebody still reads from it. `Poisoned` when it failed before.
     pub fn start(&self, start: Start) -> Result<(Log, Recovery)> {
         let found = self.shared.reserve(start.owner)?;
         let started = start::start(&self.shared, start, found);
@@ -170,14 +181,15 @@ impl LogDir {
         match &started {
             Ok((log, _)) => {
                 owners.found.remove(&start.owner);
-                owners.running.insert(start.owner, Arc::downgrade(&log.owner));
+                let segments = Arc::clone(&log.owner.segments_alive);
+                let log = Arc::downgrade(&log.owner);
+                owners.running.insert(start.owner, Running { log, segments, started: true });
             }
-            Err(error) if error.kind() == ErrorKind::Poisoned => {
-                owners.failed.insert(start.owner, error.clone());
+            Err(error) => {
                 owners.running.remove(&start.owner);
-            }
-            Err(_) => {
-                owners.running.remove(&start.owner);
+                if error.kind() == ErrorKind::Poisoned {
+                    owners.failed.insert(start.owner, error.clone());
+                }
             }
         }
         started
@@ -239,21 +251,40 @@ impl Shared {
         if let Some(error) = owners.failed.get(&owner) {
             return Err(Error::poisoned(error));
         }
-        if owners.running.contains_key(&owner) {
-            let reason = format!("the log of owner {owner} is running");
-            return Err(Error::new(ErrorKind::Busy, reason));
+        if let Some(running) = owners.running.get(&owner) {
+            let held = running.segments.load(Ordering::Acquire);
+            if !running.started || running.log.strong_count() > 0 || held > 0 {
+                let reason = format!("the log of owner {owner} is running, or being read");
+                return Err(Error::new(ErrorKind::Busy, reason));
+            }
+            let found = self.reclaim(owner)?;
+            owners.found.insert(owner, found);
         }
-        owners.running.insert(owner, Weak::new());
+        let segments = Arc::default();
+        let starting = Running { log: Weak::new(), segments, started: false };
+        owners.running.insert(owner, starting);
         Ok(owners.found.get(&owner).cloned().unwrap_or_default())
     }
 
-    /// Notes that a log was closed; its segments can be found again if all is in them.
-    pub(crate) fn closed(&self, log: &OwnerLog, result: &Result<()>) {
+    /// Finds what a log left that was dropped without being closed.
+    fn reclaim(&self, owner: OwnerId) -> Result<Vec<Found>> {
+        self.ring.reclaim(owner);
+        let path = self.storage.path();
+        let names = self.storage.list("");
+        let names = names.map_err(|e| Error::io(format!("list {}", path.display()), e))?;
+        let ids: Vec<FileId> = names
+            .iter()
+            .filter_map(|name| FileId::parse(name))
+            .filter(|id| !self.pool.has(*id))
+            .collect();
+        let mut found = self.inspect_all(&ids);
+        found.retain(|found| found.held.owner == owner);
+        Ok(found)
+    }
+
+    /// Notes that a log was closed cleanly; its segments can be found again.
+    pub(crate) fn closed(&self, log: &OwnerLog) {
         let owner = log.origin.owner;
-        if let Err(error) = result {
-            self.owners().failed.insert(owner, error.clone());
-            return;
-        }
         if let Some(line) = log.line {
             self.ring.unregister(line);
         }
@@ -263,6 +294,11 @@ impl Shared {
         if !found.is_empty() {
             owners.found.insert(owner, found);
         }
+    }
+
+    /// Notes that a log failed to reach the device: in this process it must not try again.
+    pub(crate) fn failed(&self, owner: OwnerId, error: &Error) {
+        self.owners().failed.entry(owner).or_insert_with(|| error.clone());
     }
 
     /// Reads the headers of an owner's segments.
@@ -287,7 +323,7 @@ impl Shared {
 
     /// The log of an owner, if it was started and not closed.
     pub(crate) fn running(&self, owner: OwnerId) -> Option<Arc<OwnerLog>> {
-        self.owners().running.get(&owner)?.upgrade()
+        self.owners().running.get(&owner)?.log.upgrade()
     }
 
     /// The segments that wait for an owner.

@@ -186,13 +186,14 @@ impl Ring {
         Ok(self)
     }
 
+    /// The records in a slot that nobody in this process holds.
     fn leftover(&self, at: u32) -> Option<Leftover> {
         let line = slot_line(at);
         let mark = self.mapping.word(line).load(Ordering::Acquire);
         let records = u32::try_from(mark.checked_sub(1)?).unwrap_or(u32::MAX);
         let fields: [u64; 5] = std::array::from_fn(|field| self.get(line + 1 + field));
         Some(Leftover {
-            slot: Arc::new(self.mapping.borrow_slot(at).expect("nothing is lent before this")),
+            slot: Arc::new(self.mapping.borrow_slot(at)?),
             origin: Origin {
                 owner: owner_of(fields[0], fields[1]),
                 epoch: fields[2],
@@ -276,6 +277,18 @@ impl Ring {
     /// What an earlier process left of `owner`, in LSN order.
     pub(crate) fn left_of(&self, owner: OwnerId) -> Vec<Leftover> {
         self.lock_left().get(&owner).cloned().unwrap_or_default()
+    }
+
+    /// Finds the slots of a log that was dropped without being closed.
+    pub(crate) fn reclaim(&self, owner: OwnerId) {
+        let is_owners = |at: &u32| {
+            let line = slot_line(*at);
+            owner_of(self.get(line + 1), self.get(line + 2)) == owner
+        };
+        let slots = (0..self.slots()).filter(is_owners);
+        let mut found: Vec<Leftover> = slots.filter_map(|at| self.leftover(at)).collect();
+        found.sort_by_key(|leftover| leftover.first_lsn);
+        self.leave(owner, found);
     }
 
     /// Adds slots of a log that ended without writing them.

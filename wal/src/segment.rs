@@ -171,6 +171,8 @@ pub(crate) struct Pool {
 struct PoolState {
     free: VecDeque<PoolFile>,
     returned: VecDeque<PoolFile>,
+    /// The returned file that is being made free at this moment.
+    settling: Option<FileId>,
     /// Files in the folder, free or in use, of this process or another.
     total: usize,
     next_ordinal: u64,
@@ -197,6 +199,7 @@ impl Pool {
             state: Mutex::new(PoolState {
                 free: VecDeque::new(),
                 returned: VecDeque::new(),
+                settling: None,
                 total,
                 next_ordinal: 1,
                 failing: false,
@@ -230,6 +233,13 @@ impl Pool {
         }
     }
 
+    /// Whether the pool has this file, whatever its header still says.
+    pub(crate) fn has(&self, id: FileId) -> bool {
+        let state = self.lock();
+        let mut all = state.free.iter().chain(&state.returned);
+        state.settling == Some(id) || all.any(|file| file.id == id)
+    }
+
     pub(crate) fn has_free(&self) -> bool {
         !self.lock().free.is_empty()
     }
@@ -260,8 +270,10 @@ impl Pool {
     pub(crate) fn step(&self) -> bool {
         let mut state = self.lock();
         if let Some(file) = state.returned.pop_front() {
+            state.settling = Some(file.id);
             drop(state);
             self.settle(file);
+            self.lock().settling = None;
             return true;
         }
         if state.free.len() >= self.segments_ready || state.total >= self.segments_max {

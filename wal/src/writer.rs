@@ -290,6 +290,7 @@ impl OwnerLog {
     fn stop(&self, state: &mut State, error: Error) {
         let source = &error as &dyn std::error::Error;
         tracing::error!(owner = %self.origin.owner, error = source, "log stopped");
+        self.dir.failed(self.origin.owner, &error);
         state.failed.get_or_insert(error);
         self.dir.room.notify_waiters();
         self.tell_all();
@@ -411,7 +412,9 @@ impl OwnerLog {
         }
         lead.step_down(state);
         self.tell_all();
-        self.dir.closed(self, &result);
+        if result.is_ok() {
+            self.dir.closed(self);
+        }
         result
     }
 }

@@ -281,10 +281,11 @@ fn a_log_that_does_not_fit_the_store_is_refused() {
     let logs = LogDir::open(quiet(base.dir.path())).unwrap();
     let try_start = |epoch, floor| {
         let start = Start { owner: owner(1), epoch, floor: Lsn::new(floor) };
-        logs.start(start).map(|(_, recovery)| recovery.records.len())
+        logs.start(start).map(|(log, recovery)| (log, recovery.records.len()))
     };
     assert_eq!(try_start(2, 0).unwrap_err().kind(), ErrorKind::OtherEpoch);
     assert_eq!(try_start(1, WRITTEN + 1).unwrap_err().kind(), ErrorKind::BehindStore);
-    assert_eq!(try_start(1, WRITTEN).unwrap(), 0);
+    let (_log, records) = try_start(1, WRITTEN).unwrap();
+    assert_eq!(records, 0);
     assert_eq!(try_start(1, WRITTEN).unwrap_err().kind(), ErrorKind::Busy);
 }

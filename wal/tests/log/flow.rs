@@ -371,3 +371,34 @@ fn a_configuration_that_cannot_work_is_refused() {
     assert_eq!(missing.kind(), ErrorKind::Io);
     assert!(missing.to_string().contains("/nonexistent/deep"), "{missing}");
 }
+
+// Fails when a log that was dropped, not closed, cannot be started again, or lost something.
+#[test]
+fn a_dropped_log_can_be_started_again() {
+    let mut sim = Sim::new();
+    let dir = sim.open();
+    let mut last = Lsn::ZERO;
+    for round in 0..4 {
+        let (log, recovery) = recover(&dir).unwrap();
+        assert_eq!(recovery.end, last);
+        for (i, record) in (1..).zip(&recovery.records) {
+            assert_eq!(data(record), blocks(i, 5));
+        }
+        assert_eq!(recover(&dir).unwrap_err().kind(), ErrorKind::Busy);
+        for _ in 0..40 {
+            last = write(&log, 0, last.get() + 1, 5);
+        }
+        if round % 2 == 0 {
+            sync(&log, last.previous());
+            last = write(&log, 0, last.get() + 1, 5);
+        }
+        drop(log);
+        // Blocks that are still held would be read from files that are replaced.
+        let held = recovery.records.front().map(|record| record.place.clone());
+        drop(recovery);
+        if held.is_some() {
+            assert_eq!(recover(&dir).unwrap_err().kind(), ErrorKind::Busy);
+        }
+        while dir.step() {}
+    }
+}
