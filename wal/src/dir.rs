@@ -11,9 +11,10 @@ use tokio::sync::Notify;
 use crate::config::{LogConfig, Seams};
 use crate::direct::DirectStorage;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::{self, Identity};
 use crate::log::{Log, OwnerLog};
 use crate::lsn::OwnerId;
-use crate::ring::{Ring, Staging};
+use crate::ring::{self, Ring, Staging};
 use crate::scan::{Found, Inspected, inspect};
 use crate::segment::{FileId, Pool, UNFINISHED};
 use crate::start::{self, Recovery, Start};
@@ -131,11 +132,11 @@ impl LogDir {
     pub fn open_with(config: LogConfig, seams: Seams) -> Result<Arc<Self>> {
         config.validate()?;
         let Seams { storage, clock, random, ring } = seams;
-        let id = crate::identity::load_or_create(&*storage, &*random)?;
+        let identity = identity::load_or_create(&*storage, &*random)?;
         let (found, files) = take_stock(&*storage)?;
         let ring = match ring {
-            Some(memory) => Ring::over(memory.mapping(), id)?,
-            None => Ring::open(&config.staging, config.slots(), id)?,
+            Some(memory) => Ring::over(memory.mapping(), identity.id)?,
+            None => open_ring(&config, &*storage, &identity)?,
         };
         let nonce = random();
         let room = Arc::new(Notify::new());
@@ -343,6 +344,22 @@ impl Shared {
     fn owners(&self) -> MutexGuard<'_, Owners> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Opens the staging ring that is configured, unless that would leave another one behind.
+fn open_ring(config: &LogConfig, storage: &dyn Storage, identity: &Identity) -> Result<Ring> {
+    let path = config.staging.path.as_ref();
+    let path = path.map(std::path::absolute).transpose();
+    let path = path.map_err(|e| Error::io("find the folder of the staging file", e))?;
+    if let Some(before) = identity.ring.as_ref().filter(|before| path.as_ref() != Some(before)) {
+        ring::check_emptied(before, identity.id)?;
+    }
+    let ring = Ring::open(&config.staging, config.slots(), identity.id)?;
+    if let Some(path) = path.filter(|path| ring.outlives() && identity.ring.as_ref() != Some(path))
+    {
+        identity::note_ring(storage, identity, &path)?;
+    }
+    Ok(ring)
 }
 
 /// Finds whose segments are in a folder, removes what was never used, and counts the rest.

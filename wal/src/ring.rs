@@ -373,6 +373,24 @@ impl Ring {
     }
 }
 
+/// Refuses to leave records behind in the ring that a directory used before.
+pub(crate) fn check_emptied(path: &Path, id: [u64; 2]) -> Result<()> {
+    // Gone, with whatever was in it, or now somebody else's.
+    let Ok(mut file) = File::open(path) else { return Ok(()) };
+    match inspect(path, &mut file) {
+        Ok(Some(found)) if found.held && found.id == id => {
+            let reason = format!(
+                "staging file {} still holds acknowledged writes of this log directory: start once \
+                 with that path, or remove the file and lose them",
+                path.display()
+            );
+            Err(Error::new(ErrorKind::Invalid, reason))
+        }
+        Err(error) if error.kind() == ErrorKind::Version => Err(error),
+        _ => Ok(()),
+    }
+}
+
 enum Opened {
     New(File),
     /// With this many slots.
@@ -418,6 +436,7 @@ fn open_file(path: &Path, slots: u32) -> Result<Opened> {
 }
 
 struct Found {
+    id: [u64; 2],
     slots: u32,
     /// Whether any slot holds records.
     held: bool,
@@ -453,7 +472,7 @@ fn inspect(path: &Path, file: &mut File) -> Result<Option<Found>> {
     let mut bytes = vec![0; words(slots) * 8 - bytes.len()];
     file.read_exact(&mut bytes).map_err(io)?;
     let held = (0..slots).any(|at| word(&bytes, slot_line(at) - LINE) > 0);
-    Ok(Some(Found { slots, held }))
+    Ok(Some(Found { id: [header[2], header[3]], slots, held }))
 }
 
 fn map(path: &Path, file: &File, slots: u32) -> Result<Arc<Mapping>> {

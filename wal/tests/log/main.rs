@@ -6,7 +6,6 @@
 #![expect(clippy::cast_possible_truncation, reason = "test data is small")]
 #![expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 
-mod crash;
 mod damage;
 mod flow;
 mod gate;

@@ -195,3 +195,21 @@ fn a_flood_leaves_slots_to_others() {
     assert!(taken >= 2);
     other.append(Record::Write { first_block: 0, data: &bytes[..4096] }).unwrap();
 }
+
+// Fails when another path in the configuration leaves acknowledged records behind.
+#[test]
+fn a_ring_is_not_left_behind() {
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.leave_five();
+    let mut config = fixture.config();
+    for path in [None, Some(fixture.shm.path().join("other"))] {
+        config.staging.path = path;
+        let error = LogDir::open(config.clone()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(fixture.ring().to_str().unwrap()), "{error}");
+    }
+    fixture.check_five();
+    // Emptied, it may be left, and then taken up again.
+    LogDir::open(config).unwrap();
+    fixture.check_five();
+}

@@ -1,19 +1,31 @@
 //! A real process, really killed: what it was told is acknowledged or synced is there.
 //!
 //! The test runs its own binary again as the victim, which appends as fast as it can and says on its
-//! output how far it is; the test kills it after some of these lines.
+//! output how far it is; the test kills it after some of these lines. A binary of its own, and one
+//! such test at a time: a process that is just being spawned holds every lock of its parent.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test ends where it fails; helpers are not marked as tests"
+)]
+#![expect(clippy::cast_possible_truncation, reason = "test data is small")]
+#![expect(dead_code, reason = "the helpers serve other tests too")]
+
+#[path = "log/support.rs"]
+mod support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 use wal::sim::SimRandom;
 use wal::{ErrorKind, Inline, LogConfig, LogDir, Lsn, Record, Staging, Start};
 
-use crate::support::{block_on, blocks, data, owner, small};
+use support::{block_on, blocks, data, owner, small};
 
 const DIR: &str = "WAL_TEST_VICTIM_DIR";
 const RING: &str = "WAL_TEST_VICTIM_RING";
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn config(dir: &Path, ring: Option<PathBuf>) -> LogConfig {
     let mut config = small(dir);
@@ -66,7 +78,7 @@ fn victim() {
 /// Runs the victim until it has said `lines` lines, kills it, and returns how far it said it was.
 fn run_victim(dir: &Path, ring: Option<&Path>, lines: u64) -> u64 {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["crash::victim", "--exact", "--nocapture", "--test-threads=1"]).env(DIR, dir);
+    command.args(["victim", "--exact", "--nocapture", "--test-threads=1"]).env(DIR, dir);
     if let Some(ring) = ring {
         command.env(RING, ring);
     }
@@ -82,6 +94,7 @@ fn run_victim(dir: &Path, ring: Option<&Path>, lines: u64) -> u64 {
 }
 
 fn check_kills(ring: Option<&Path>) {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let mut random = SimRandom::new(7);
     let mut end = 0;
