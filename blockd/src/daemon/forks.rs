@@ -213,11 +213,12 @@ async fn finish_fork(
         .with_fix("fork another snapshot")
     };
     let key = snapshot_key(parent.disk, snapshot.id);
-    match objects::load::<Snapshot>(store, &key).await? {
-        Some(found) if !found.value.deleting => {}
-        _ => return Err(gone()),
-    }
-    if objects::load_head(store, parent.disk).await?.value.state != DiskState::Live {
+    let stored = objects::load::<Snapshot>(store, &key).await?;
+    let head = objects::load_head(store, parent.disk).await?.value;
+    // A head may still carry a snapshot whose object is about to be written.
+    let carried = head.snapshots.iter().any(|carried| carried.id == snapshot.id);
+    let lives = stored.map_or(carried, |found| !found.value.deleting);
+    if !lives || head.state != DiskState::Live {
         return Err(gone());
     }
     if objects::create(store, &head_key(fork.disk), fork).await?.is_none() {

@@ -105,6 +105,10 @@ enum Next {
 impl Drain {
     /// Drains until the disk is released, stops, or the daemon does.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) -> Ended {
+        // What the last holder, or the takeover, left to be written out.
+        if let Err(error) = self.write_snapshots().await {
+            self.disk.stop(error);
+        }
         loop {
             let outcome = match self.next(&mut commands).await {
                 Next::Batch => self.batch().await,
