@@ -332,6 +332,21 @@ pub fn is_ours(head: &Head, attachment: &Attachment, host: HostId) -> bool {
             .is_some_and(|holder| holder.host == host && attachment.boots.contains(&holder.boot))
 }
 
+/// The attachment that a head of ours implies, where the file that recorded it is damaged or gone: the
+/// identity of the host was confirmed, and the log checks the epoch.
+#[must_use]
+pub fn derive(head: &Head, host: HostId, offer: Offer) -> Option<Attachment> {
+    let holder = head.holder.as_ref().filter(|holder| holder.host == host)?;
+    Some(Attachment {
+        name: head.name.clone(),
+        disk: head.disk,
+        host,
+        epoch: head.epoch,
+        boots: vec![holder.boot],
+        offer,
+    })
+}
+
 /// Goes on with a lease of this host after a restart of its daemon. `head` comes from the store, or
 /// from the local copy while the store is down: the first swap tells the difference.
 ///

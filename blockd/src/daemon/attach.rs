@@ -187,6 +187,10 @@ impl Daemon {
         let files = LeaseFiles::new(&self.config.state_dir, head.value.disk);
         let owner = wal::OwnerId::new(head.value.disk.to_bytes());
         if self.logs.owners().contains(&owner) {
+            if let Some(attachment) = lease::derive(&head.value, self.host.id(), offer.clone()) {
+                self.resume_disk(attachment, &store).await?;
+                return Ok(None);
+            }
             // A log of an attachment that this host lost: it must not meet a new epoch.
             self.quarantine(&name, head.value.disk)?;
         }

@@ -123,6 +123,7 @@ impl Daemon {
         self.served.lock().expect("no panic while held").values().cloned().collect()
     }
 
+    /// Why a disk is not served; one whose name was lost with its record is known by its id.
     fn broken_reason(&self, name: &DiskName) -> Option<Arc<Error>> {
         let broken = self.broken.lock().expect("no panic while held");
         broken.get(name).map(|broken| Arc::clone(&broken.reason))

@@ -24,10 +24,10 @@ use crate::error::{Error, Kind, Result};
 use crate::fetch::Fetcher;
 use crate::head::StoreFormat;
 use crate::host::{Host, Standing};
-use crate::ids::DiskName;
-use crate::lease::LeaseFiles;
+use crate::ids::{DiskId, DiskName};
+use crate::lease::{self, LeaseFiles, Offer};
 use crate::local_db::LocalDb;
-use crate::{failpoint, local_file, registry};
+use crate::{failpoint, local_file, objects, registry};
 
 /// How long a start waits for the store before it goes on with what is local.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
@@ -201,10 +201,7 @@ impl Daemon {
                             daemon.set_broken(name, error);
                         }
                     }
-                    Err(error) => {
-                        let name: DiskName = disk.to_string().parse().expect("hexadecimal digits");
-                        daemon.set_broken(name, error);
-                    }
+                    Err(error) => daemon.resume_without_record(disk, error, &store).await,
                 }
             })
         });
@@ -212,6 +209,27 @@ impl Daemon {
             if let Err(failure) = outcome {
                 tracing::error!(%failure, "a disk could not be resumed");
             }
+        }
+    }
+
+    /// Serves a disk whose record is damaged, at the default address, when its head says that it is ours.
+    async fn resume_without_record(self: &Arc<Self>, disk: DiskId, error: Error, store: &Store) {
+        let derived = match objects::load_head(store, disk).await {
+            Ok(head) => lease::derive(&head.value, self.host.id(), Offer::default()),
+            Err(_) => None,
+        };
+        let Some(attachment) = derived else {
+            let name = disk.to_string().parse().expect("hexadecimal digits are a name");
+            return self.set_broken(name, error);
+        };
+        tracing::warn!(
+            disk = %attachment.name,
+            error = %error.report(),
+            "the record of an attachment is damaged: made again from the disk's head"
+        );
+        let name = attachment.name.clone();
+        if let Err(error) = self.resume_disk(attachment, store).await {
+            self.set_broken(name, error);
         }
     }
 

@@ -68,7 +68,8 @@ impl Daemon {
         let writer = self.writer_of(name);
         let live = writer.as_ref().and_then(|served| served.writer.as_ref());
         let head = live.map_or_else(|| head.clone(), |live| Head::clone(&live.head.borrow()));
-        let broken = self.broken_reason(name);
+        let by_id = head.disk.to_string().parse().expect("hexadecimal digits are a name");
+        let broken = self.broken_reason(name).or_else(|| self.broken_reason(&by_id));
         let stopped = live.and_then(|live| live.disk.stopped()).or(broken);
         let ours = head.holder.as_ref().is_some_and(|holder| holder.host == self.host.id());
         // A disk that was lost to another host is what that host makes of it; the reason still shows.
