@@ -269,7 +269,13 @@ impl Daemon {
         let lost = target.clone();
         self.tasks.spawn(async move { daemon.supervise(lost, drain, inbox).await });
         let daemon = Arc::clone(self);
-        self.tasks.spawn(async move { daemon.fill_snapshot_book(target, head).await });
+        self.tasks.spawn(async move {
+            // The first lookups then wait for little more than their leaf.
+            if let Err(error) = daemon.fetcher.pages().preload(&head.root).await {
+                tracing::debug!(disk = %target, error = %error.report(), "map not preloaded");
+            }
+            daemon.fill_snapshot_book(target, head).await;
+        });
         tracing::info!(
             disk = %name,
             epoch,

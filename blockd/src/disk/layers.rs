@@ -226,20 +226,18 @@ impl Layers {
         }
     }
 
-    /// Publishes a commit: `count` oldest sealed indexes are in the store, at `committed`.
-    ///
-    /// # Panics
-    /// When they are not the ones that were committed.
-    pub fn commit(
-        &mut self,
-        count: usize,
-        cut: Lsn,
-        committed: impl IntoIterator<Item = (BlockRange, Location)>,
-    ) {
+    /// Publishes a commit: everything up to `cut` is in the store, at `committed`.
+    pub fn commit(&mut self, cut: Lsn, committed: impl IntoIterator<Item = (BlockRange, Location)>) {
         for (range, location) in committed {
             self.overlay.insert(range, location);
         }
-        let last = self.sealed.drain(..count).next_back().expect("a commit has sealed indexes");
-        assert!(last.cut == cut, "a commit ends at the cut of its last index");
+        self.forget_sealed(cut);
+    }
+
+    /// Lets go of the sealed indexes that end at or before `cut`.
+    pub fn forget_sealed(&mut self, cut: Lsn) {
+        while self.sealed.front().is_some_and(|sealed| sealed.cut <= cut) {
+            self.sealed.pop_front();
+        }
     }
 }

@@ -136,18 +136,14 @@ impl Disk {
     }
 
     /// Publishes a commit to readers; see [`Layers::commit`].
-    ///
-    /// # Panics
-    /// As [`Layers::commit`].
     pub(crate) fn commit(
         &self,
-        count: usize,
         cut: Lsn,
         committed: impl IntoIterator<Item = (BlockRange, Location)>,
     ) {
         let mut layers = self.layers();
         let before = layers.dirty_extents();
-        layers.commit(count, cut, committed);
+        layers.commit(cut, committed);
         self.dirty.moved(before, layers.dirty_extents());
     }
 
@@ -157,9 +153,7 @@ impl Disk {
         let before = layers.dirty_extents();
         layers.root = root;
         layers.overlay = overlay;
-        while layers.sealed.front().is_some_and(|sealed| sealed.cut <= drained) {
-            layers.sealed.pop_front();
-        }
+        layers.forget_sealed(drained);
         self.dirty.moved(before, layers.dirty_extents());
     }
 

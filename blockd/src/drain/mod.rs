@@ -230,7 +230,7 @@ impl Drain {
         }
         failpoint::pass("drain-after-swap").await;
         let extents = blobs.iter().flat_map(|blob| &blob.extents);
-        self.disk.commit(batch.sealed, cut, extents.map(|extent| (extent.range, extent.location)));
+        self.disk.commit(cut, extents.map(|extent| (extent.range, extent.location)));
         self.settle(cut).await?;
         self.write_snapshots().await?;
         self.checkpoint_if_due().await

@@ -17,8 +17,6 @@ const BLOB_EXTENTS_MAX: usize = 16_384;
 /// The newest version of everything in the oldest sealed indexes.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// Sealed indexes it stands for.
-    pub(super) sealed: usize,
     /// Position at which it ends.
     pub(super) cut: Lsn,
     /// The snapshot that the cut ends at.
@@ -42,7 +40,6 @@ pub(super) fn plan(sealed: &[Arc<Sealed>], blob_bytes_max: u64) -> Option<Batch>
     }
     let last = sealed[..taken].last()?;
     Some(Batch {
-        sealed: taken,
         cut: last.cut,
         barrier: last.barrier.clone(),
         blobs: split(&merged, blob_bytes_max),
@@ -106,7 +103,7 @@ mod tests {
         let indexes =
             [sealed(3, &[(0, 2)], false), sealed(5, &[(8, 1)], true), sealed(9, &[(20, 4)], false)];
         let batch = plan(&indexes, 1 << 24).unwrap();
-        assert_eq!((batch.sealed, batch.cut), (2, Lsn::new(5)));
+        assert_eq!(batch.cut, Lsn::new(5));
         assert!(batch.barrier.is_some());
         let ranges: Vec<_> = batch.blobs.concat().iter().map(|(range, _)| *range).collect();
         assert_eq!(ranges, [BlockRange::new(0, 2), BlockRange::new(8, 1)]);
