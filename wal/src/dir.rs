@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 
@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) ring: Ring,
     pub(crate) work: Work,
     pub(crate) counts: Counts,
+    /// Whether threads do the work; without them those who wait for it do.
+    threads: AtomicBool,
     /// Told when a slot or a segment becomes free.
     pub(crate) room: Arc<Notify>,
     owners: Mutex<Owners>,
@@ -139,6 +141,7 @@ impl LogDir {
             None => open_ring(&config, &*storage, &identity)?,
         };
         let nonce = random();
+        let threads = config.writer_threads;
         let room = Arc::new(Notify::new());
         let pool = Pool::new(Arc::clone(&storage), nonce, &config, files, Arc::clone(&room));
         let shared = Arc::new(Shared {
@@ -150,6 +153,7 @@ impl LogDir {
             pool: Arc::new(pool),
             ring,
             counts: Counts::default(),
+            threads: AtomicBool::new(threads > 0),
             room,
             owners: Mutex::new(Owners { found, ..Owners::default() }),
         });
@@ -229,7 +233,8 @@ impl LogDir {
 }
 
 impl Drop for LogDir {
-    /// Stops the threads. Logs that were not closed stay as a killed process would leave them.
+    /// Stops the threads. Logs that were not closed stay as a killed process would leave them; who
+    /// still waits on one does the work.
     fn drop(&mut self) {
         self.shared.work.stop();
         self.shared.pool.stop();
@@ -238,10 +243,23 @@ impl Drop for LogDir {
                 tracing::error!("a thread of the log panicked");
             }
         }
+        self.shared.threads.store(false, Ordering::Release);
+        let running: Vec<_> = {
+            let owners = self.shared.owners();
+            owners.running.values().filter_map(|running| running.log.upgrade()).collect()
+        };
+        for log in running {
+            log.tell_all();
+        }
+        self.shared.room.notify_waiters();
     }
 }
 
 impl Shared {
+    pub(crate) fn has_threads(&self) -> bool {
+        self.threads.load(Ordering::Acquire)
+    }
+
     pub(crate) fn step(&self) -> bool {
         self.work.step() || self.pool.step()
     }

@@ -207,7 +207,7 @@ impl Log {
     /// Waits until an append has a chance again. Without writer threads it does what background
     /// work there is, and returns.
     pub async fn room(&self) {
-        if self.owner.dir.config.writer_threads == 0 {
+        if !self.owner.dir.has_threads() {
             while !self.owner.has_room() && self.owner.dir.step() {}
             return;
         }
@@ -312,9 +312,6 @@ impl Log {
     }
 
     async fn wait(&self, lsn: Lsn, goal: Goal) -> Result<()> {
-        if self.owner.dir.config.writer_threads == 0 {
-            self.owner.drive(lsn, goal)?;
-        }
         loop {
             let progress = match goal {
                 Goal::Written => self.owner.written.notified(),
@@ -322,6 +319,9 @@ impl Log {
             };
             tokio::pin!(progress);
             progress.as_mut().enable();
+            if !self.owner.dir.has_threads() && self.owner.drive(lsn, goal)? == Inline::Done {
+                return Ok(());
+            }
             {
                 let mut state = self.owner.lock();
                 if state.is_done(goal, lsn)? {

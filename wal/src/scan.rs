@@ -22,6 +22,7 @@ use crate::storage::{LogFile, Storage};
 
 /// 4 MiB: the device's full rate, and many scans at once in little memory.
 const WINDOW_BLOCKS: u32 = 1024;
+const _: () = assert!(WINDOW_BLOCKS >= SLOT_BLOCKS);
 
 /// What a recovered record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +115,8 @@ pub(crate) fn inspect(storage: &dyn Storage, id: FileId, name: &str) -> Result<I
     let io = |e| Error::io(format!("read segment {}", path.display()), e);
     let file = storage.open(name).map_err(io)?;
     let bytes = file.bytes().map_err(io)?;
-    let mut window = Window::new(&*file, u32::try_from(bytes / BLOCK).unwrap_or(u32::MAX), 1);
+    let blocks = u32::try_from(bytes / BLOCK).unwrap_or(u32::MAX);
+    let mut window = Window::new(&*file, blocks.min(1), 1);
     let header = match window.get(0, 1).map_err(io)? {
         Some(block) => SegmentHeader::decode(block),
         None => Err(Flaw::Magic),
@@ -140,7 +142,7 @@ pub(crate) fn inspect(storage: &dyn Storage, id: FileId, name: &str) -> Result<I
         }
         Err(flaw) => flaw.to_string(),
     };
-    let mut window = Window::new(&*file, u32::try_from(bytes / BLOCK).unwrap_or(u32::MAX), 0);
+    let mut window = Window::new(&*file, blocks, WINDOW_BLOCKS);
     attribute(&mut window, id).map_err(io).map(|found| match found {
         Some((held, blocks)) => {
             Inspected::Held(Found { id, name: name.to_owned(), blocks, held, broken: Some(broken) })
@@ -372,9 +374,9 @@ struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// A window of at least one frame over the first `end` blocks of a file.
+    /// A window of so many blocks over the first `end` blocks of a file.
     fn new(file: &'a dyn LogFile, end: u32, blocks: u32) -> Self {
-        let buffer = BlockBuf::new(blocks.max(SLOT_BLOCKS));
+        let buffer = BlockBuf::new(blocks);
         Self { file, end, buffer, start: 0, filled: 0 }
     }
 

@@ -296,7 +296,7 @@ impl OwnerLog {
         self.tell_all();
     }
 
-    fn tell_all(&self) {
+    pub(crate) fn tell_all(&self) {
         self.written.notify_waiters();
         self.synced.notify_waiters();
     }
@@ -368,8 +368,11 @@ impl OwnerLog {
     /// one: the newest must not go first.
     fn give_back_segments(self: &Arc<Self>, state: &mut State) {
         let kept = 1 + usize::from(state.spare.is_some());
-        let busy = state.written < state.appended || state.synced < state.written;
-        if busy || self.segments_alive.load(Ordering::Acquire) > kept {
+        if state.synced < state.appended {
+            return;
+        }
+        if self.segments_alive.load(Ordering::Acquire) > kept {
+            self.arm(state, Tick::Idle);
             return;
         }
         if let Some(cursor) = state.cursor.take() {

@@ -13,4 +13,5 @@ mod model;
 mod quarantine;
 mod replay;
 mod staging;
+mod stress;
 mod support;
