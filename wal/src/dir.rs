@@ -194,6 +194,11 @@ impl LogDir {
                 owners.running.remove(&start.owner);
                 if error.kind() == ErrorKind::Poisoned {
                     owners.failed.insert(start.owner, error.clone());
+                } else if error.kind() == ErrorKind::Io
+                    && let Ok(found) = self.shared.find(start.owner)
+                {
+                    // It may have made or removed segments before it failed.
+                    owners.found.insert(start.owner, found);
                 }
             }
         }
@@ -276,7 +281,8 @@ impl Shared {
                 let reason = format!("the log of owner {owner} is running, or being read");
                 return Err(Error::new(ErrorKind::Busy, reason));
             }
-            let found = self.reclaim(owner)?;
+            self.ring.reclaim(owner);
+            let found = self.find(owner)?;
             owners.found.insert(owner, found);
         }
         let segments = Arc::default();
@@ -285,9 +291,8 @@ impl Shared {
         Ok(owners.found.get(&owner).cloned().unwrap_or_default())
     }
 
-    /// Finds what a log left that was dropped without being closed.
-    fn reclaim(&self, owner: OwnerId) -> Result<Vec<Found>> {
-        self.ring.reclaim(owner);
+    /// Looks for the segments of an owner in the folder, but for those that the pool has back.
+    fn find(&self, owner: OwnerId) -> Result<Vec<Found>> {
         let path = self.storage.path();
         let names = self.storage.list("");
         let names = names.map_err(|e| Error::io(format!("list {}", path.display()), e))?;

@@ -466,8 +466,12 @@ fn inspect(path: &Path, file: &mut File) -> Result<Option<Found>> {
     let header: [u64; 6] = std::array::from_fn(|at| word(&bytes, at));
     let slots = u32::try_from(header[4]).unwrap_or(u32::MAX);
     let size = file.metadata().map_err(io)?.len();
-    if word(&bytes, 6) != check(&header) || header[5] != 1024 || size != length(slots) {
+    if word(&bytes, 6) != check(&header) {
         return refuse(ErrorKind::Damaged, "header crc mismatch".to_owned());
+    }
+    if usize::try_from(header[5]) != Ok(OWNERS) || size != length(slots) {
+        let what = format!("{size} bytes do not hold {slots} slots and {} owners", header[5]);
+        return refuse(ErrorKind::Damaged, what);
     }
     let mut bytes = vec![0; words(slots) * 8 - bytes.len()];
     file.read_exact(&mut bytes).map_err(io)?;

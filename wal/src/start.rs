@@ -95,9 +95,7 @@ pub(crate) fn start(
     };
     recovery.records = plan.records;
     let tail = Tail::new(shared, origin, Arc::clone(&alive), sequence);
-    let moved = settle(&mut state, scan, &left, tail);
-    // Some of it may have failed to reach the device, and a second try could be told that it did.
-    recovery.records.extend(moved.map_err(|error| Error::poisoned(&error))?);
+    recovery.records.extend(settle(&mut state, scan, &left, tail)?);
     drop(left);
     shared.ring.free_left(owner);
 
@@ -129,8 +127,7 @@ fn settle(
     if end > floor {
         // Only now may a header claim that everything before it is synced.
         for scanned in scan.segments.iter().filter(|scanned| scanned.last > floor) {
-            let context = || format!("sync log {}", scanned.segment.describe(0));
-            scanned.segment.file().sync().map_err(|e| Error::io(context(), e))?;
+            sync(&scanned.segment)?;
         }
         tail.open(log_end)?;
         for leftover in left {
@@ -374,15 +371,20 @@ impl<'a> Tail<'a> {
     }
 
     pub(crate) fn sync(&self) -> Result<()> {
-        for segment in self.segments() {
-            let context = || format!("sync log {}", segment.describe(0));
-            segment.file().sync().map_err(|e| Error::io(context(), e))?;
-        }
-        Ok(())
+        self.segments().try_for_each(|segment| sync(segment))
     }
 }
 
+// What fails here poisons: some of it may not have reached the device, and a second try in the same
+// process could be told that it did.
+
 fn write(segment: &Segment, bytes: &[u8], block: u32) -> Result<()> {
     let written = segment.file().write_at(&[bytes], u64::from(block) * BLOCK, Durability::Volatile);
-    written.map_err(|e| Error::io(format!("write log {}", segment.describe(block)), e))
+    let context = || format!("write log {}", segment.describe(block));
+    written.map_err(|e| Error::poisoned(&Error::io(context(), e)))
+}
+
+fn sync(segment: &Segment) -> Result<()> {
+    let context = || format!("sync log {}", segment.describe(0));
+    segment.file().sync().map_err(|e| Error::poisoned(&Error::io(context(), e)))
 }

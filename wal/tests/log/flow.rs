@@ -402,3 +402,19 @@ fn a_dropped_log_can_be_started_again() {
         while dir.step() {}
     }
 }
+
+// W10. Fails when a file system that is full at the start keeps an owner down after it has room.
+#[test]
+fn a_start_without_room_can_be_tried_again() {
+    let mut sim = Sim::new();
+    let dir = sim.open();
+    let (log, _) = recover(&dir).unwrap();
+    let last = write_synced(&log, 1);
+    drop((log, dir));
+    let dir = sim.open();
+    sim.storage.fail(Fault::Create, 0);
+    assert_eq!(recover(&dir).unwrap_err().kind(), ErrorKind::Io);
+    let (log, recovery) = recover(&dir).unwrap();
+    assert_eq!(recovery.end, last);
+    assert_eq!(write_synced(&log, 2), last.next());
+}
