@@ -92,14 +92,17 @@ impl Control for Arc<Daemon> {
     }
 
     async fn attach(&self, call: &Call, request: Attach) -> Result<AttachReply> {
+        self.wait_resumed().await;
         self.attach_target(call, request).await
     }
 
     async fn detach(&self, call: &Call, request: Detach) -> Result<DetachReply> {
+        self.wait_resumed().await;
         self.detach_target(call, request).await
     }
 
     async fn flush(&self, _call: &Call, request: Flush) -> Result<FlushReply> {
+        self.wait_resumed().await;
         let served = self.attached(&request.target)?;
         let flushed_lsn = match &served.writer {
             Some(writer) => writer.disk.flush().await?.get(),
@@ -109,6 +112,7 @@ impl Control for Arc<Daemon> {
     }
 
     async fn drain(&self, call: &Call, request: Drain) -> Result<DrainReply> {
+        self.wait_resumed().await;
         let served = self.attached(&request.target)?;
         let Some(writer) = &served.writer else {
             return Ok(DrainReply { target: request.target, drained_lsn: 0, generation: 0 });
@@ -146,6 +150,7 @@ impl Control for Arc<Daemon> {
     }
 
     async fn snapshot(&self, _call: &Call, request: Snapshot) -> Result<SnapshotReply> {
+        self.wait_resumed().await;
         let daemon = Arc::clone(self);
         to_the_end(async move { daemon.take_snapshot(request).await }).await
     }
@@ -155,15 +160,18 @@ impl Control for Arc<Daemon> {
     }
 
     async fn fork(&self, call: &Call, request: Fork) -> Result<ForkReply> {
+        self.wait_resumed().await;
         self.fork_target(call, request).await
     }
 
     async fn delete(&self, _call: &Call, request: Delete) -> Result<DeleteReply> {
+        self.wait_resumed().await;
         let daemon = Arc::clone(self);
         to_the_end(async move { daemon.delete_target(request.target).await }).await
     }
 
     async fn resize(&self, _call: &Call, request: Resize) -> Result<ResizeReply> {
+        self.wait_resumed().await;
         let daemon = Arc::clone(self);
         to_the_end(async move { daemon.resize_disk(request).await }).await
     }

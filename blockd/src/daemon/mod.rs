@@ -68,6 +68,8 @@ pub struct Daemon {
     turns: Mutex<HashMap<DiskName, Arc<tokio::sync::Mutex<()>>>>,
     confirmed: watch::Sender<bool>,
     stopping: watch::Sender<bool>,
+    /// Turns true when every disk that was attached before the start is back, or known to be broken.
+    resumed: watch::Sender<bool>,
     started: Instant,
     tasks: Tasks,
     /// What ends the daemon.
@@ -107,6 +109,12 @@ impl Daemon {
     /// The store for one call of the control socket: it gives up.
     fn control_store(&self) -> Store {
         self.store.with_policy(RetryPolicy::Until(self.config.control_timeout))
+    }
+
+    /// Waits for the disks that are being served again, so that nobody is told they are not there.
+    async fn wait_resumed(&self) {
+        let mut resumed = self.resumed.subscribe();
+        let _ = resumed.wait_for(|resumed| *resumed).await;
     }
 
     fn served(&self, target: &Target) -> Option<Arc<Served>> {

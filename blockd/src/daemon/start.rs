@@ -60,6 +60,7 @@ pub async fn serve(config: Config) -> Result<()> {
         },
     ));
     daemon.resume_all().await;
+    daemon.resumed.send_replace(true);
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tracing::info!(control = %control_path.display(), "ready");
     let outcome = wait_for_the_end(fatal).await;
@@ -159,6 +160,7 @@ impl Daemon {
             turns: std::sync::Mutex::default(),
             confirmed: watch::Sender::new(contact.is_some()),
             stopping: watch::Sender::new(false),
+            resumed: watch::Sender::new(false),
             started: Instant::now(),
             tasks: super::Tasks::default(),
             fatal,

@@ -227,7 +227,11 @@ impl Layers {
     }
 
     /// Publishes a commit: everything up to `cut` is in the store, at `committed`.
-    pub fn commit(&mut self, cut: Lsn, committed: impl IntoIterator<Item = (BlockRange, Location)>) {
+    pub fn commit(
+        &mut self,
+        cut: Lsn,
+        committed: impl IntoIterator<Item = (BlockRange, Location)>,
+    ) {
         for (range, location) in committed {
             self.overlay.insert(range, location);
         }
