@@ -7,6 +7,7 @@
 mod cli;
 mod crash;
 mod daemon;
+mod guest;
 mod haggling;
 mod handover;
 mod host_loss;
