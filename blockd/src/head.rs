@@ -160,8 +160,10 @@ pub enum DiskState {
     /// It can be attached.
     #[default]
     Live,
-    /// Its objects are being deleted.
+    /// It is to be deleted, unless a fork pins one of its snapshots.
     Deleting,
+    /// Its objects are being deleted; this is never undone.
+    Doomed,
     /// A fork that never came to life.
     Aborted,
 }

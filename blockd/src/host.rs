@@ -20,13 +20,20 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::{HostId, Nonce, heartbeat_key};
 use crate::{clock, local_file, objects};
 
+/// How often a beat is tried against beats of our own that landed late.
+const BEAT_TRIES: usize = 4;
+
 /// `host.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct HostFile {
     host: HostId,
     machine: String,
-    /// What was last written to the heartbeat object, or was about to be.
-    beat: Option<Beat>,
+    /// What may be in the heartbeat object: the last beat known to be there, and those that were about
+    /// to be written since, by this boot or earlier ones. The newest is last.
+    beats: Vec<Beat>,
+    /// Checksum of the identity of the log directory, so that another one is not taken for it.
+    #[serde(default)]
+    log: Option<u32>,
 }
 
 impl Document for HostFile {
@@ -74,8 +81,7 @@ pub struct Host {
     id: HostId,
     boot: Nonce,
     hostname: String,
-    machine: String,
-    beat: Mutex<Option<Beat>>,
+    written: Mutex<HostFile>,
     tag: tokio::sync::Mutex<Option<ETag>>,
 }
 
@@ -101,8 +107,7 @@ impl Host {
             id: file.host,
             boot: Nonce::random(),
             hostname: hostname(),
-            machine,
-            beat: Mutex::new(file.beat),
+            written: Mutex::new(file),
             tag: tokio::sync::Mutex::new(None),
         };
         Ok((host, former))
@@ -113,12 +118,43 @@ impl Host {
     /// # Errors
     /// [`Kind::Failed`] when the directory cannot be written.
     pub fn renew(&mut self) -> Result<()> {
-        let file = HostFile::fresh(&self.machine);
+        let file = HostFile::fresh(&machine_id());
         local_file::store(&self.path, &file)?;
         self.id = file.host;
-        self.beat = Mutex::new(None);
+        self.written = Mutex::new(file);
         self.tag = tokio::sync::Mutex::new(None);
         Ok(())
+    }
+
+    /// Makes sure that the log directory is the one that this host's leases belong to.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] when it is another one and `leases` says that there are some: their
+    /// acknowledged writes are in the other.
+    pub fn check_log(&self, dir: &Path, leases: bool) -> Result<()> {
+        let cannot = |error| {
+            Error::new(
+                Kind::Failed,
+                format!("cannot read the identity of the log in {}", dir.display()),
+            )
+            .with_source(error)
+        };
+        let log = crc32fast::hash(&std::fs::read(dir.join("id")).map_err(cannot)?);
+        let mut file = self.written.lock().expect("no panic while held");
+        if leases && file.log.is_some_and(|known| known != log) {
+            return Err(Error::new(
+                Kind::InvalidArgument,
+                format!(
+                    "{} is not the log directory that this host's disks were written to",
+                    dir.display()
+                ),
+            )
+            .with_fix(
+                "mount it, or name the former one with --log-dir: acknowledged writes are there",
+            ));
+        }
+        file.log = Some(log);
+        local_file::store(&self.path, &*file)
     }
 
     /// The host.
@@ -145,17 +181,19 @@ impl Host {
     /// [`Kind::StoreUnavailable`].
     pub async fn standing(&self, store: &Store) -> Result<Standing> {
         let found = objects::load::<Heartbeat>(store, &heartbeat_key(self.id)).await?;
-        let written = *self.beat.lock().expect("no panic while held");
         let Some(found) = found else { return Ok(Standing::Confirmed) };
-        // An older counter is ours, too: the last beat may not have reached the store.
-        let ours = written.is_some_and(|beat| {
-            found.value.boot == beat.boot && found.value.counter <= beat.counter
-        });
+        let ours = self.may_have_written(&found.value);
         if !ours {
             return Ok(Standing::Copied);
         }
         *self.tag.lock().await = Some(found.etag);
         Ok(Standing::Confirmed)
+    }
+
+    /// Whether a heartbeat is one of those that this directory wrote, or was about to.
+    fn may_have_written(&self, found: &Heartbeat) -> bool {
+        let file = self.written.lock().expect("no panic while held");
+        file.beats.iter().any(|beat| beat.boot == found.boot && found.counter <= beat.counter)
     }
 
     /// Writes the next heartbeat.
@@ -164,55 +202,67 @@ impl Host {
     /// [`Kind::LeaseLost`] when another daemon beats under this identity, [`Kind::StoreUnavailable`].
     pub async fn beat(&self, store: &Store) -> Result<()> {
         let mut tag = self.tag.lock().await;
-        let beat = self.next_beat()?;
-        let heartbeat = Heartbeat {
+        let heartbeat = self.next_beat()?;
+        let key = heartbeat_key(self.id);
+        // Refused once by a beat of ours that was given up on and landed after all.
+        for _ in 0..BEAT_TRIES {
+            let written = match tag.as_ref() {
+                None => objects::create(store, &key, &heartbeat).await?,
+                Some(tag) => objects::replace(store, &key, &heartbeat, tag).await?,
+            };
+            if written.is_some() {
+                *tag = written;
+                self.confirm_beat();
+                return Ok(());
+            }
+            match objects::load::<Heartbeat>(store, &key).await? {
+                Some(found) if self.may_have_written(&found.value) => *tag = Some(found.etag),
+                Some(found) => {
+                    return Err(Error::new(
+                        Kind::LeaseLost,
+                        format!("host {} also beats from {}", self.id, found.value.hostname),
+                    )
+                    .with_fix(
+                        "two daemons run on copies of one state directory: give one a new one",
+                    ));
+                }
+                None => *tag = None,
+            }
+        }
+        Err(Error::new(Kind::StoreUnavailable, format!("{key} changes faster than it is read")))
+    }
+
+    /// Records the next beat locally before it goes to the store.
+    fn next_beat(&self) -> Result<Heartbeat> {
+        let mut file = self.written.lock().expect("no panic while held");
+        let last = file.beats.last().copied();
+        let counter = last.map_or(0, |beat| beat.counter) + 1;
+        let beat = Beat { boot: self.boot, counter };
+        match file.beats.last_mut() {
+            Some(last) if last.boot == self.boot => *last = beat,
+            _ => file.beats.push(beat),
+        }
+        local_file::store(&self.path, &*file)?;
+        Ok(Heartbeat {
             host: self.id,
             hostname: self.hostname.clone(),
             boot: self.boot,
-            counter: beat.counter,
+            counter,
             unix_ms: clock::unix_ms(),
-        };
-        let key = heartbeat_key(self.id);
-        let written = match tag.as_ref() {
-            None => objects::create(store, &key, &heartbeat).await?,
-            Some(tag) => objects::replace(store, &key, &heartbeat, tag).await?,
-        };
-        if let Some(written) = written {
-            *tag = Some(written);
-            return Ok(());
-        }
-        // A beat of ours that was given up on may have landed after all.
-        match objects::load::<Heartbeat>(store, &key).await? {
-            Some(found) if found.value.boot == self.boot => {
-                *tag = Some(found.etag);
-                Ok(())
-            }
-            Some(found) => Err(Error::new(
-                Kind::LeaseLost,
-                format!("host {} also beats from {}", self.id, found.value.hostname),
-            )
-            .with_fix("two daemons run on copies of one state directory: give one a new one")),
-            None => {
-                *tag = None;
-                Ok(())
-            }
-        }
+        })
     }
 
-    fn next_beat(&self) -> Result<Beat> {
-        let mut last = self.beat.lock().expect("no panic while held");
-        let counter = last.map_or(0, |beat| beat.counter) + 1;
-        let beat = Beat { boot: self.boot, counter };
-        let file = HostFile { host: self.id, machine: self.machine.clone(), beat: Some(beat) };
-        local_file::store(&self.path, &file)?;
-        *last = Some(beat);
-        Ok(beat)
+    /// The newest beat is in the store: older ones can no longer be, and the next record says so.
+    fn confirm_beat(&self) {
+        let mut file = self.written.lock().expect("no panic while held");
+        let older = file.beats.len().saturating_sub(1);
+        file.beats.drain(..older);
     }
 }
 
 impl HostFile {
     fn fresh(machine: &str) -> Self {
-        Self { host: HostId::random(), machine: machine.to_owned(), beat: None }
+        Self { host: HostId::random(), machine: machine.to_owned(), beats: Vec::new(), log: None }
     }
 }
 

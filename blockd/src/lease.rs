@@ -305,8 +305,10 @@ async fn take(
     let etag = match swapped {
         Ok(Some(etag)) => etag,
         Ok(None) => {
-            files.remove()?;
             let found = objects::load_head(store, next.disk).await?.value;
+            if found.holder.as_ref().is_none_or(|holder| holder.host != host.id()) {
+                files.remove()?;
+            }
             return Err(match &found.holder {
                 Some(holder) => busy(name, holder, None),
                 None => Error::new(Kind::DiskBusy, format!("disk {name} changed meanwhile"))
@@ -324,12 +326,15 @@ async fn take(
 /// Whether a head is the one that an attachment of this host describes.
 #[must_use]
 pub fn is_ours(head: &Head, attachment: &Attachment, host: HostId) -> bool {
+    // Only the holder of an epoch can have released it at that epoch: a release of ours that landed
+    // late leaves no holder, and the lease is taken again by the next swap.
     attachment.host == host
         && head.epoch == attachment.epoch
+        && head.state == DiskState::Live
         && head
             .holder
             .as_ref()
-            .is_some_and(|holder| holder.host == host && attachment.boots.contains(&holder.boot))
+            .is_none_or(|holder| holder.host == host && attachment.boots.contains(&holder.boot))
 }
 
 /// The attachment that a head of ours implies, where the file that recorded it is damaged or gone: the

@@ -9,7 +9,7 @@ use s3_backend::{ETag, Kind as StoreKind, ObjectKey, ObjectStore, Store};
 
 use crate::document::{self, Document};
 use crate::error::{Error, Kind, Result};
-use crate::head::Head;
+use crate::head::{DiskState, Head};
 use crate::ids::{DiskId, Epoch, HostId, Nonce, head_key};
 
 /// A document together with the tag that its next version must match.
@@ -178,10 +178,13 @@ impl HeadHandle {
     }
 
     fn judge(&self, found: Tagged<Head>) -> Refused {
-        let ours = found.value.epoch == self.epoch()
-            && found.value.holder.as_ref().is_some_and(|holder| {
-                holder.host == self.host && self.boots.contains(&holder.boot)
-            });
+        // Without a holder at our epoch it is a release of ours: nobody else could have written it.
+        let ours =
+            found.value.epoch == self.epoch()
+                && found.value.state == DiskState::Live
+                && found.value.holder.as_ref().is_none_or(|holder| {
+                    holder.host == self.host && self.boots.contains(&holder.boot)
+                });
         if ours {
             return Refused::OursLate(Box::new(found));
         }

@@ -65,7 +65,9 @@ fn no_such_disk(name: &DiskName) -> Error {
         .with_detail("name", name.as_str())
 }
 
-fn deleting(name: &DiskName) -> Error {
+/// The answer for a disk whose deletion has begun.
+#[must_use]
+pub fn deleting(name: &DiskName) -> Error {
     Error::new(Kind::NotFound, format!("disk {name} is being deleted"))
         .with_fix(format!("finish it with `blockd delete {name} --yes`"))
         .with_detail("name", name.as_str())
@@ -328,25 +330,70 @@ async fn mark_deleting(store: &Store, name: &DiskName, head: Tagged<Head>) -> Re
         .with_fix(format!("detach it there first: `blockd detach {name}`"))
         .with_detail("holder", holder.host.to_string()));
     }
-    let key = head_key(head.value.disk);
-    let mut marked = head.clone();
-    if head.value.state == DiskState::Live {
-        let mut next = head.value.successor();
-        next.state = DiskState::Deleting;
-        let etag = objects::replace(store, &key, &next, &head.etag).await?.ok_or_else(|| {
-            Error::new(Kind::DiskBusy, format!("disk {name} changed while it was being deleted"))
-                .with_fix("look again with `blockd show`, then send the delete again")
-        })?;
-        marked = Tagged { value: next, etag };
-    }
-    let pins = list_keys(store, &format!("d/{}/p/", marked.value.disk)).await?;
-    if pins.is_empty() {
+    if head.value.state == DiskState::Doomed {
         return Ok(());
     }
-    let mut live = marked.value.successor();
-    live.state = DiskState::Live;
-    objects::replace(store, &key, &live, &marked.etag).await?;
+    let marked = match head.value.state {
+        DiskState::Live => change_state(store, name, &head, DiskState::Deleting).await?,
+        _ => head,
+    };
+    let pins = list_keys(store, &format!("d/{}/p/", marked.value.disk)).await?;
+    let pins = settle_pins(store, pins).await?;
+    if pins.is_empty() {
+        // From here on nobody brings it back: a pin that comes now belongs to a fork that will see the
+        // mark, and give up.
+        return change_state(store, name, &marked, DiskState::Doomed).await.map(drop);
+    }
+    change_state(store, name, &marked, DiskState::Live).await?;
     Err(has_forks(store, &format!("disk {name}"), &pins).await)
+}
+
+async fn change_state(
+    store: &Store,
+    name: &DiskName,
+    head: &Tagged<Head>,
+    state: DiskState,
+) -> Result<Tagged<Head>> {
+    let mut next = head.value.successor();
+    next.state = state;
+    let replaced = objects::replace(store, &head_key(next.disk), &next, &head.etag).await?;
+    let etag = replaced.ok_or_else(|| {
+        Error::new(Kind::DiskBusy, format!("disk {name} changed while it was being deleted"))
+            .with_fix("look again with `blockd show`, then send the delete again")
+    })?;
+    Ok(Tagged { value: next, etag })
+}
+
+/// Removes pins whose forks never came to life, and returns the others. The place of such a fork's head
+/// is taken first, so that it cannot come to life any more.
+async fn settle_pins(store: &Store, pins: Vec<ObjectKey>) -> Result<Vec<ObjectKey>> {
+    let mut live = Vec::new();
+    for pin in pins {
+        let Some(Ok(fork)) = pin.as_str().rsplit('/').next().map(str::parse::<DiskId>) else {
+            live.push(pin);
+            continue;
+        };
+        let key = head_key(fork);
+        let mut aborted = Head::new(
+            "aborted".parse().expect("a valid name"),
+            geometry::BLOCK_BYTES,
+            DiskOptions::default(),
+            clock::unix_ms(),
+        );
+        aborted.disk = fork;
+        aborted.state = DiskState::Aborted;
+        let ours = objects::create(store, &key, &aborted).await?.is_some();
+        let dead = ours
+            || objects::load::<Head>(store, &key)
+                .await?
+                .is_none_or(|head| head.value.state == DiskState::Aborted);
+        if dead {
+            delete_keys(store, &[pin]).await?;
+        } else {
+            live.push(pin);
+        }
+    }
+    Ok(live)
 }
 
 /// The refusal to delete what forks pin; names them.

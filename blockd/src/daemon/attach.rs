@@ -20,7 +20,7 @@ use crate::disk::{self, CutPolicy, Disk, Frozen, Layers};
 use crate::drain::{CheckpointPolicy, Command, Drain, Ended, Names, TableState};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
-use crate::head::{Head, Snapshot};
+use crate::head::{DiskState, Head, Holder, Snapshot};
 use crate::ids::{DiskName, SnapshotName, Target};
 use crate::lease::{self, Attachment, LeaseFiles, Offer, Takeover};
 use crate::objects::{HeadHandle, Tagged};
@@ -185,16 +185,17 @@ impl Daemon {
     ) -> Result<Option<Takeover>> {
         let store = self.control_store();
         let files = LeaseFiles::new(&self.config.state_dir, head.value.disk);
+        self.ensure_heartbeat().await?;
+        if let Some(attachment) = lease::derive(&head.value, self.host.id(), offer.clone()) {
+            // An attach that failed after its swap, or a record that was lost: the lease is ours.
+            self.resume_disk(attachment, &store).await?;
+            return Ok(None);
+        }
         let owner = wal::OwnerId::new(head.value.disk.to_bytes());
         if self.logs.owners().contains(&owner) {
-            if let Some(attachment) = lease::derive(&head.value, self.host.id(), offer.clone()) {
-                self.resume_disk(attachment, &store).await?;
-                return Ok(None);
-            }
             // A log of an attachment that this host lost: it must not meet a new epoch.
             self.quarantine(&name, head.value.disk)?;
         }
-        self.ensure_heartbeat().await?;
         let foreign =
             head.value.holder.as_ref().is_some_and(|holder| holder.host != self.host.id());
         let (handle, takeover) = if foreign {
@@ -209,9 +210,16 @@ impl Daemon {
         Ok(takeover)
     }
 
-    /// The heartbeat exists before any lease does.
+    /// The store knows this host as itself, and the heartbeat exists, before any lease does.
     async fn ensure_heartbeat(&self) -> Result<()> {
-        if *self.confirmed.borrow() && self.holds_any() {
+        if !*self.confirmed.borrow() {
+            self.confirm(&self.control_store()).await?;
+        }
+        if !*self.confirmed.borrow() {
+            return Err(Error::new(Kind::StoreUnavailable, "the store has not answered yet")
+                .with_fix("see `blockd status`, then try again"));
+        }
+        if self.holds_any() {
             return Ok(());
         }
         self.host.beat(&self.control_store()).await
@@ -249,10 +257,10 @@ impl Daemon {
         let drain = Drain {
             disk: Arc::clone(&disk),
             names: Names::new(head.disk, epoch),
+            own: self.own_holder(),
             head: handle,
             files,
             uploads: Arc::clone(&self.uploads),
-            boot: self.host.boot(),
             confirmed: self.confirmed.subscribe(),
             stopping: self.stopping.subscribe(),
             checkpoint: CheckpointPolicy {
@@ -262,6 +270,14 @@ impl Daemon {
             table: TableState::default(),
             published,
         };
+        for sealed in &disk.layers().sealed {
+            if let Some(barrier) = &sealed.barrier {
+                self.snapshots.reserve(head.disk, &barrier.name);
+            }
+        }
+        if head.snapshot_count == 0 {
+            self.snapshots.complete(head.disk);
+        }
         self.listeners.offer(&address, export).await?;
         self.served.lock().expect("no panic while held").insert(target.clone(), served);
         self.broken.lock().expect("no panic while held").remove(&name);
@@ -270,11 +286,11 @@ impl Daemon {
         self.tasks.spawn(async move { daemon.supervise(lost, drain, inbox).await });
         let daemon = Arc::clone(self);
         self.tasks.spawn(async move {
+            daemon.fill_snapshot_book(&target, &head).await;
             // The first lookups then wait for little more than their leaf.
             if let Err(error) = daemon.fetcher.pages().preload(&head.root).await {
                 tracing::debug!(disk = %target, error = %error.report(), "map not preloaded");
             }
-            daemon.fill_snapshot_book(target, head).await;
         });
         tracing::info!(
             disk = %name,
@@ -284,6 +300,15 @@ impl Daemon {
             "disk attached"
         );
         Ok(())
+    }
+
+    fn own_holder(&self) -> Holder {
+        Holder {
+            host: self.host.id(),
+            boot: self.host.boot(),
+            hostname: self.host.hostname().to_owned(),
+            since_unix_ms: crate::clock::unix_ms(),
+        }
     }
 
     async fn recover_disk(&self, name: &DiskName, head: &Head) -> Result<Disk> {
@@ -387,6 +412,9 @@ impl Daemon {
     async fn attach_for_reading(&self, target: &Target, offer: &Offer) -> Result<()> {
         let store = self.control_store();
         let head = registry::load_by_name(&store, &target.disk).await?.value;
+        if head.state != DiskState::Live {
+            return Err(registry::deleting(&target.disk));
+        }
         let snapshot = match &target.snapshot {
             Some(name) => registry::find_snapshot(&store, &head, name).await?,
             None => newest_state(head),
@@ -438,15 +466,42 @@ impl Daemon {
             // The swap of the intent never reached the store: there was no attachment.
             return self.quarantine(&name, attachment.disk);
         }
-        let handle = lease::resume(&self.store, &self.host, &files, &mut attachment, head)
-            .inspect_err(|_| {
-                if let Err(error) = self.quarantine(&name, attachment.disk) {
-                    tracing::error!(disk = %name, error = %error.report(), "log not kept");
-                }
-            })?;
+        if head.value.holder.is_none()
+            && head.value.epoch == attachment.epoch
+            && self.was_released(&head.value).await?
+        {
+            // The release of a detach reached the store, its end here did not: nothing is left to do.
+            return files.remove();
+        }
+        let resumed = lease::resume(&self.store, &self.host, &files, &mut attachment, head);
+        if let Err(error) = &resumed
+            && error.kind() == Kind::LeaseLost
+            && let Err(error) = self.quarantine(&name, attachment.disk)
+        {
+            tracing::error!(disk = %name, error = %error.report(), "log not kept");
+        }
+        let handle = resumed?;
         let target = Target { disk: name.clone(), snapshot: None };
         let address = self.address(&target, &attachment.offer)?;
         self.open_disk(name, handle, files, attachment.offer, address).await
+    }
+
+    /// Whether the log has nothing that a released head does not have; it is discarded then.
+    async fn was_released(&self, head: &Head) -> Result<bool> {
+        let owner = wal::OwnerId::new(head.disk.to_bytes());
+        let start = wal::Start { owner, epoch: head.epoch, floor: Lsn::new(head.drained_lsn) };
+        let logs = Arc::clone(&self.logs);
+        tokio::task::spawn_blocking(move || {
+            let (log, recovery) = logs.start(start)?;
+            log.close()?;
+            if recovery.records.is_empty() {
+                logs.discard(owner)?;
+            }
+            Ok(recovery.records.is_empty())
+        })
+        .await
+        .expect("looking at a log does not panic")
+        .map_err(|error| log_damaged(&head.name, error))
     }
 
     async fn head_to_resume(

@@ -17,7 +17,7 @@ use crate::control::view::{self, DiskView, StatusReply};
 use crate::control::{Call, Control};
 use crate::drain::{Change, Command};
 use crate::error::{Error, Kind, Result};
-use crate::head::{DiskOptions, Durability, Head};
+use crate::head::{DiskOptions, DiskState, Durability, Head};
 use crate::ids::{DiskName, Target};
 use crate::objects::{self, Tagged};
 use crate::registry;
@@ -181,6 +181,7 @@ impl Control for Arc<Daemon> {
     }
 
     async fn recover(&self, _call: &Call, request: Recover) -> Result<RecoverReply> {
+        self.wait_resumed().await;
         let daemon = Arc::clone(self);
         to_the_end(async move { daemon.recover_log(request).await }).await
     }
@@ -234,6 +235,9 @@ impl Daemon {
     ) -> Result<Head> {
         if let Some(holder) = &head.value.holder {
             return Err(crate::lease::busy(name, holder, None));
+        }
+        if head.value.state != DiskState::Live {
+            return Err(registry::deleting(name));
         }
         let mut next = head.value.successor();
         change(&mut next)?;

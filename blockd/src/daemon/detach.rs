@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{OwnedMutexGuard, oneshot, watch};
 
 use super::{Daemon, Served, to_the_end};
 use crate::control::Call;
@@ -37,10 +37,7 @@ impl Daemon {
         let daemon = Arc::clone(self);
         let target = request.target.clone();
         let (gone, waiting) = watch::channel(());
-        let released = to_the_end(async move {
-            let _turn = turn;
-            daemon.release(&served, waiting).await
-        });
+        let released = to_the_end(async move { daemon.release(&served, waiting, turn).await });
         let _still_asking = gone;
         call.progress(Progress { doing: format!("draining {target}"), ..Progress::default() });
         let drained_lsn = released.await?;
@@ -53,6 +50,7 @@ impl Daemon {
         &self,
         served: &Served,
         mut asker: watch::Receiver<()>,
+        turn: OwnedMutexGuard<()>,
     ) -> Result<Option<u64>> {
         let target = &served.target;
         self.listeners.hide(&served.address, target).await;
@@ -61,22 +59,33 @@ impl Daemon {
             return Ok(None);
         };
         self.listeners.disconnect(&served.address, target).await;
-        let (reply, answer) = oneshot::channel();
-        let sent = writer.commands.send(Command::Release(reply)).await;
-        let outcome = tokio::select! {
-            answer = answer => match (sent, answer) {
-                (Ok(()), Ok(answer)) => answer,
-                _ => Err(stopped_meanwhile(&writer.disk)),
+        let (reply, mut answer) = oneshot::channel();
+        let ended = || stopped_meanwhile(&writer.disk);
+        let sent = writer.commands.send(Command::Release(reply, asker.clone())).await;
+        let early = match sent {
+            Err(_) => Some(Ok(Err(ended()))),
+            Ok(()) => tokio::select! {
+                answer = &mut answer => Some(answer),
+                _ = asker.changed() => None,
             },
-            _ = asker.changed() => Err(Error::new(Kind::StoreUnavailable, "given up")),
         };
-        let head = match outcome {
+        let outcome = match early {
+            Some(outcome) => outcome,
+            None => {
+                // Nobody waits: the disk is served on at once, unless its release has gone out already.
+                drop(turn);
+                self.listeners.offer(&served.address, Arc::clone(&served.export)).await?;
+                answer.await
+            }
+        };
+        let head = match outcome.unwrap_or_else(|_| Err(ended())) {
             Ok(head) => head,
             Err(error) => {
                 self.listeners.offer(&served.address, Arc::clone(&served.export)).await?;
                 return Err(error);
             }
         };
+        self.listeners.hide(&served.address, target).await;
         self.withdraw(served).await;
         self.snapshots.close(head.disk);
         close_log(&writer.disk).await;

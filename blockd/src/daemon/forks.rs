@@ -124,6 +124,7 @@ impl Daemon {
     /// Waits until the store holds a snapshot that this daemon still has in its log. Bounded by the
     /// call's own limit: nothing moves while the store does not answer.
     async fn wait_durable(&self, call: &Call, disk: &DiskName, name: &SnapshotName) -> Result<()> {
+        let mut seen = wal::Lsn::ZERO;
         loop {
             let listed = self.list_snapshots(disk.clone()).await?;
             let pending = listed
@@ -135,13 +136,24 @@ impl Daemon {
             }
             if let Some(served) = self.writer_of(disk) {
                 let writer = served.writer.as_ref().expect("it was found as one");
+                if let Some(reason) = writer.disk.stopped() {
+                    return Err(Error::new(reason.kind(), reason.report()).context(disk));
+                }
                 let last = writer.disk.layers().last;
                 writer.disk.want_drained(last);
+                let drained = writer.disk.drained();
+                if drained != seen {
+                    // Something moved: the call's time limit starts again.
+                    seen = drained;
+                    call.progress(Progress {
+                        doing: format!("waiting for {disk}@{name} to be drained"),
+                        ..Progress::default()
+                    });
+                }
             }
-            call.progress(Progress {
-                doing: format!("waiting for {disk}@{name} to be drained"),
-                ..Progress::default()
-            });
+            if call.is_abandoned() {
+                return Err(Error::new(Kind::Failed, "the caller is gone"));
+            }
             tokio::time::sleep(PENDING_STEP).await;
         }
     }

@@ -43,16 +43,19 @@ impl Daemon {
         check_base(&found, &base)?;
         let fork = forks::make_fork(&store, &head, base.clone(), request.new.clone()).await?;
         let target = Target { disk: request.new.clone(), snapshot: None };
-        let _turn = self.turn(&request.new).await;
+        let turn = self.turn(&request.new).await;
         let offer = Offer::default();
         let address = self.address(&target, &offer)?;
         let free = registry::load_by_name(&store, &request.new).await?;
         Arc::clone(&self).take_and_open(request.new.clone(), free, offer, address).await?;
         let served = self.attached(&target)?;
         let disk = Arc::clone(&served.writer.as_ref().expect("attached for writing").disk);
-        let (records, recovered_bytes) = apply(&disk, found.recovery.records).await?;
+        let applied = apply(&disk, found.recovery.records).await;
+        let (records, recovered_bytes) = applied.map_err(|error| {
+            error.context(format!("{} is attached and holds a part of the log", request.new))
+        })?;
         let (_asking, asker) = tokio::sync::watch::channel(());
-        self.release(&served, asker).await?;
+        self.release(&served, asker, turn).await?;
         let parent = Target { disk: request.name, snapshot: Some(base.name) };
         tracing::info!(disk = %request.new, base = %parent, records, "quarantined log recovered");
         if let Some(damage) = found.damage {

@@ -17,7 +17,7 @@ use crate::{failpoint, registry};
 impl Daemon {
     pub(super) async fn take_snapshot(self: Arc<Self>, request: Snapshot) -> Result<SnapshotReply> {
         let name = request.name;
-        let _turn = self.turn(&name).await;
+        let turn = self.turn(&name).await;
         let snapshot_name = match request.snapshot {
             Some(chosen) => chosen,
             None => generated_name(),
@@ -27,6 +27,9 @@ impl Daemon {
             name: snapshot_name.clone(),
             message: request.message,
             created_unix_ms: clock::unix_ms(),
+            size_bytes: self.writer_of(&name).map_or(0, |served| {
+                served.writer.as_ref().map_or(0, |writer| writer.disk.size_bytes())
+            }),
         };
         let target = Target { disk: name.clone(), snapshot: Some(snapshot_name) };
         let Some(served) = self.writer_of(&name) else {
@@ -48,6 +51,8 @@ impl Daemon {
             .inspect_err(|_| self.snapshots.forget(writer.disk.id, &barrier.name))?;
         failpoint::pass("snapshot-after-barrier").await;
         let mut view = pending(&barrier, lsn.get(), writer.disk.size_bytes());
+        // Others need not wait for the store.
+        drop(turn);
         if request.wait {
             writer.disk.wait_drained(lsn).await?;
             let head = Head::clone(&writer.head.borrow());
@@ -83,13 +88,13 @@ impl Daemon {
 
     /// Reads the snapshots of a disk that was attached, in the background; one that never had any needs
     /// no request.
-    pub(super) async fn fill_snapshot_book(self: Arc<Self>, target: Target, head: Head) {
+    pub(super) async fn fill_snapshot_book(&self, target: &Target, head: &Head) {
         for (barrier, _) in self.pending_barriers(&target.disk) {
             self.snapshots.reserve(head.disk, &barrier.name);
         }
         if head.snapshot_count == 0 {
             self.snapshots.complete(head.disk);
-        } else if let Err(error) = self.complete_snapshot_book(&self.store, &head).await {
+        } else if let Err(error) = self.complete_snapshot_book(&self.store, head).await {
             tracing::debug!(disk = %target.disk, error = %error.report(), "snapshots not listed");
         }
     }
@@ -148,6 +153,11 @@ impl Daemon {
                 .with_fix(format!("detach it first: `blockd detach {target}`")));
         }
         let head = self.head_of(&disk).await?;
+        if let Some(holder) = &head.holder
+            && holder.host != self.host.id()
+        {
+            return Err(crate::lease::busy(&disk, holder, None));
+        }
         if self.pending_barriers(&disk).iter().any(|(barrier, _)| barrier.name == name) {
             return Err(Error::new(Kind::DiskBusy, format!("{target} is not in the store yet"))
                 .with_fix(format!("drain it first: `blockd drain {disk}`")));

@@ -32,6 +32,12 @@ use crate::{failpoint, local_file, objects, registry};
 /// How long a start waits for the store before it goes on with what is local.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a start waits for the disks that it serves again.
+const RESUME_PATIENCE: Duration = Duration::from_secs(15);
+
+/// How long a stop waits for connections to end.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(3);
+
 /// How often a store that did not answer at the start is tried again.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -59,7 +65,12 @@ pub async fn serve(config: Config) -> Result<()> {
             let _ = control_stopped.wait_for(|stopped| *stopped).await;
         },
     ));
-    daemon.resume_all().await;
+    // A disk that waits for the store does not hold up the others.
+    let resuming = Arc::clone(&daemon);
+    let resume = tokio::spawn(async move { resuming.resume_all().await });
+    if tokio::time::timeout(RESUME_PATIENCE, resume).await.is_err() {
+        tracing::warn!("some disks are still waiting for the store: going on without them");
+    }
     daemon.resumed.send_replace(true);
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tracing::info!(control = %control_path.display(), "ready");
@@ -129,6 +140,7 @@ impl Daemon {
             tracing::warn!(%former, now = %host.id(), "this state directory was copied from one in use: this is a new host");
         }
         let logs = open_logs(&config)?;
+        host.check_log(&config.log_dir, !LeaseFiles::all(&config.state_dir)?.is_empty())?;
         let db = LocalDb::open(&config.state_dir.join("db"));
         let cache = ReadCache::open(&cache_config(&config), Arc::clone(&db))?;
         let page_bytes_max = config.memory().map_bytes;
@@ -271,7 +283,9 @@ impl Daemon {
                 Err(error) => tracing::debug!(error = %error.report(), "no heartbeat"),
                 Ok(()) => {
                     if last_beat.elapsed() >= self.config.lease_time {
-                        self.verify_leases(last_beat.elapsed()).await;
+                        let daemon = Arc::clone(&self);
+                        let silence = last_beat.elapsed();
+                        self.tasks.spawn(async move { daemon.verify_leases(silence).await });
                     }
                     last_beat = Instant::now();
                 }
@@ -294,7 +308,7 @@ impl Daemon {
         join_all(checks).await;
     }
 
-    async fn confirm(&self, store: &Store) -> Result<()> {
+    pub(super) async fn confirm(&self, store: &Store) -> Result<()> {
         match contact(store, &self.host).await? {
             None => Ok(()),
             Some((_, Standing::Copied)) => Err(Error::new(
@@ -318,7 +332,9 @@ impl Daemon {
     async fn stop(self: &Arc<Self>) {
         self.stopping.send_replace(true);
         let stopped = tokio::time::timeout(STOP_PATIENCE, async {
-            self.listeners.shutdown().await;
+            if tokio::time::timeout(CLOSE_PATIENCE, self.listeners.shutdown()).await.is_err() {
+                tracing::info!("some connections did not end in time");
+            }
             for served in self.all_served() {
                 let Some(writer) = &served.writer else { continue };
                 let target = writer.disk.layers().last;

@@ -75,7 +75,10 @@ impl Daemon {
         // A disk that was lost to another host is what that host makes of it; the reason still shows.
         let fails = stopped.as_ref().is_some_and(|reason| reason.kind() != Kind::LeaseLost);
         let state = match (&head.state, fails, live, &head.holder) {
-            (head::DiskState::Deleting | head::DiskState::Aborted, ..) => DiskState::Deleting,
+            (
+                head::DiskState::Deleting | head::DiskState::Doomed | head::DiskState::Aborted,
+                ..,
+            ) => DiskState::Deleting,
             (_, true, ..) => DiskState::Stopped,
             (_, _, Some(_), _) => DiskState::Attached,
             (_, _, None, Some(_)) if ours => DiskState::Recovering,

@@ -62,6 +62,8 @@ pub struct Barrier {
     pub message: Option<String>,
     /// When it was taken.
     pub created_unix_ms: u64,
+    /// Size of the disk then.
+    pub size_bytes: u64,
 }
 
 /// A dirty index that takes no more writes.

@@ -80,6 +80,10 @@ impl Disk {
 
     async fn acknowledge(&self, lsn: Lsn, fua: bool) -> Result<()> {
         self.log.wait_acknowledged(lsn).await.map_err(|error| self.log_failed(error))?;
+        if self.stopped().is_some() {
+            // The lease may have been lost while the log write was under way.
+            Self::check_serving(&self.layers())?;
+        }
         if fua {
             self.make_durable(lsn).await?;
         }

@@ -35,10 +35,10 @@ pub use upload::{Names, Uploads};
 use crate::disk::{self, Disk};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
-use crate::head::Head;
-use crate::ids::{Nonce, SnapshotId};
+use crate::head::{Head, Holder};
+use crate::ids::SnapshotId;
 use crate::lease::LeaseFiles;
-use crate::objects::{HeadHandle, Refused, Tagged};
+use crate::objects::{self, HeadHandle, Refused, Tagged};
 use crate::{clock, registry};
 
 /// Bytes of data in one blob, at most.
@@ -52,9 +52,9 @@ pub type Change = Box<dyn Fn(&mut Head) -> Result<()> + Send + Sync>;
 pub enum Command {
     /// Changes the head.
     Change(Change, oneshot::Sender<Result<Head>>),
-    /// Drains everything and releases the lease. The disk takes no more writes. Not done when the
-    /// asker is gone by then.
-    Release(oneshot::Sender<Result<Head>>),
+    /// Drains everything and releases the lease. Not done when the asker is gone by then: its channel
+    /// closes, and the reply says so.
+    Release(oneshot::Sender<Result<Head>>, watch::Receiver<()>),
 }
 
 /// How the drain of a disk ended.
@@ -81,8 +81,8 @@ pub struct Drain {
     pub uploads: Arc<Uploads>,
     /// Names of the objects it makes.
     pub names: Names,
-    /// Boot nonce of this daemon: goes into the head with the first swap.
-    pub boot: Nonce,
+    /// This daemon as the holder: its boot nonce goes into the head with the first swap.
+    pub own: Holder,
     /// Whether the store has confirmed this host's identity: no swap before that.
     pub confirmed: watch::Receiver<bool>,
     /// Turns true when the daemon stops.
@@ -108,6 +108,7 @@ impl Drain {
         // What the last holder, or the takeover, left to be written out.
         if let Err(error) = self.write_snapshots().await {
             self.disk.stop(error);
+            return self.failed();
         }
         loop {
             let outcome = match self.next(&mut commands).await {
@@ -121,34 +122,47 @@ impl Drain {
                     let _ = reply.send(outcome.map(|()| self.head.head().clone()));
                     lost
                 }
-                Next::Command(Command::Release(reply)) => match self.release(&reply).await {
+                Next::Command(Command::Release(reply, asker)) => match self.release(asker).await {
                     Ok(true) => {
                         let _ = reply.send(Ok(self.head.head().clone()));
                         return Ended::Released;
                     }
-                    Ok(false) => Ok(()),
+                    Ok(false) => {
+                        let _ = reply.send(Err(given_up(&self.disk)));
+                        Ok(())
+                    }
                     Err(error) => {
                         let _ = reply.send(Err(copy_of(&error)));
                         Err(error)
                     }
                 },
+                Next::Stop if self.disk.stopped().is_some() => return self.failed(),
                 Next::Stop => return Ended::Stopped,
             };
             if let Err(error) = outcome {
                 self.disk.stop(error);
             }
-            if let Some(reason) = self.disk.stopped() {
-                return Ended::Failed(reason);
+            if self.disk.stopped().is_some() {
+                return self.failed();
             }
         }
+    }
+
+    fn failed(&self) -> Ended {
+        Ended::Failed(self.disk.stopped().expect("only a stopped disk has failed"))
     }
 
     /// Waits for work. Nothing here asks the store for anything: an idle disk makes no request.
     async fn next(&mut self, commands: &mut mpsc::Receiver<Command>) -> Next {
         loop {
-            if *self.stopping.borrow() {
+            if *self.stopping.borrow() || self.disk.stopped().is_some() {
                 return Next::Stop;
             }
+            // A command never waits behind a backlog.
+            if let Ok(command) = commands.try_recv() {
+                return Next::Command(command);
+            }
+            let wanted = self.disk.wanted() > self.disk.drained();
             let due = {
                 let mut layers = self.disk.layers();
                 if !layers.sealed.is_empty() {
@@ -157,7 +171,6 @@ impl Drain {
                 let now = Instant::now();
                 let age = self.cut_age();
                 let due = layers.active_since.map(|since| since + age);
-                let wanted = self.disk.wanted() > self.disk.drained();
                 if due.is_some_and(|due| due <= now || wanted) {
                     layers.seal(None, now);
                     return Next::Batch;
@@ -214,12 +227,14 @@ impl Drain {
             head.drained_lsn = cut.get();
             head.drained_unix_ms = clock::unix_ms();
             if let Some(barrier) = &barrier {
-                let snapshot = head.snapshot(
+                let mut snapshot = head.snapshot(
                     barrier.name.clone(),
                     barrier.message.clone(),
                     barrier.id,
                     barrier.created_unix_ms,
                 );
+                // The disk may have grown since.
+                snapshot.size_bytes = barrier.size_bytes;
                 head.snapshots.push(snapshot);
             }
             Ok(())
@@ -255,15 +270,13 @@ impl Drain {
             Error::new(Kind::LeaseLost, "this host's identity was not confirmed by the store")
         })?;
         loop {
-            let boot = self.boot;
+            let own = self.own.clone();
             let mut refusal = None;
             let outcome = self
                 .head
                 .swap(|head| {
+                    head.holder.get_or_insert_with(|| own.clone()).boot = own.boot;
                     refusal = change(head).err();
-                    if let Some(holder) = &mut head.holder {
-                        holder.boot = boot;
-                    }
                 })
                 .await?;
             assert!(refusal.is_none(), "changes are checked before they are committed");
@@ -338,17 +351,22 @@ impl Drain {
 
     /// Drains what is left, folds the tail into the map, and releases the lease. False when the
     /// asker went away first: the disk is then served on.
-    async fn release(&mut self, reply: &oneshot::Sender<Result<Head>>) -> Result<bool> {
+    async fn release(&mut self, mut asker: watch::Receiver<()>) -> Result<bool> {
         self.write_snapshots().await?;
-        while !self.disk.close_if_clean()? {
+        loop {
+            // The store must answer before writes are refused: in an outage the disk is served on.
+            let probe = objects::load_head(self.uploads.store(), self.disk.id);
+            tokio::select! {
+                _ = asker.changed() => return Ok(false),
+                head = probe => drop(head?),
+            }
+            if self.disk.close_if_clean()? {
+                break;
+            }
             self.batch().await?;
-            if reply.is_closed() || *self.stopping.borrow() {
+            if *self.stopping.borrow() {
                 return Ok(false);
             }
-        }
-        if reply.is_closed() {
-            self.disk.resume_serving();
-            return Ok(false);
         }
         let release = |head: &mut Head| {
             head.holder = None;
@@ -373,6 +391,10 @@ fn lost(found: &Head) -> Error {
         "what was not drained is kept: `blockd recover {} NEW` makes a disk of it",
         found.name
     ))
+}
+
+fn given_up(disk: &Disk) -> Error {
+    Error::new(Kind::StoreUnavailable, format!("disk {} stays attached: nobody waits", disk.name))
 }
 
 /// An error for the asker, where the original stops the disk.

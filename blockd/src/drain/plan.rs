@@ -93,6 +93,7 @@ mod tests {
             name: "s".parse().unwrap(),
             message: None,
             created_unix_ms: 0,
+            size_bytes: 1 << 20,
         });
         let since = Instant::now();
         Arc::new(Sealed { extents, cut: Lsn::new(cut), since, log_bytes: 0, barrier })
