@@ -118,6 +118,8 @@ pub(crate) struct State {
     /// Segments written since their last sync.
     pub(crate) unsynced: Vec<Arc<Segment>>,
     pub(crate) leading: bool,
+    /// Threads that wait for the end of somebody's lead.
+    pub(crate) successors: u32,
     pub(crate) queued: bool,
     pub(crate) failed: Option<Error>,
     pub(crate) closed: bool,

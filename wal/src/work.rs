@@ -34,6 +34,8 @@ struct WorkState {
     ticks: BTreeMap<(Duration, u64), (Tick, Weak<OwnerLog>)>,
     next_tick: u64,
     sleepers: usize,
+    /// Threads that look at a log: they come back at once, so what they find wakes nobody.
+    looking: usize,
     /// Until when a sleeper watches the clock.
     watched: Option<Duration>,
     stop: bool,
@@ -54,7 +56,7 @@ impl Work {
     pub(crate) fn push(&self, log: &Arc<OwnerLog>) {
         let mut state = self.lock();
         state.ready.push_back(Arc::clone(log));
-        if state.sleepers > 0 {
+        if state.sleepers > 0 && state.looking == 0 {
             self.wake.notify_one();
         }
     }
@@ -65,7 +67,8 @@ impl Work {
         state.next_tick += 1;
         let key = (when, state.next_tick);
         state.ticks.insert(key, (tick, Arc::downgrade(log)));
-        if state.sleepers > 0 && state.watched.is_none_or(|watched| when < watched) {
+        let sooner = state.watched.is_none_or(|watched| when < watched);
+        if state.sleepers > 0 && state.looking == 0 && sooner {
             self.wake.notify_one();
         }
     }
@@ -84,16 +87,21 @@ impl Work {
     pub(crate) fn run(&self) {
         let mut state = self.lock();
         while !state.stop {
-            if let Some(job) = state.next_job(&*self.clock) {
-                if !state.ticks.is_empty() && state.watched.is_none() && state.sleepers > 0 {
-                    // This thread leaves the clock to another.
-                    self.wake.notify_one();
-                }
-                drop(state);
-                job.run();
-                state = self.lock();
-            } else {
+            let Some(job) = state.next_job(&*self.clock) else {
                 state = self.sleep(state);
+                continue;
+            };
+            let look = matches!(job, Job::Look(..));
+            if look {
+                state.looking += 1;
+            } else if state.leaves_something() {
+                self.wake.notify_one();
+            }
+            drop(state);
+            job.run();
+            state = self.lock();
+            if look {
+                state.looking -= 1;
             }
         }
     }
@@ -133,6 +141,12 @@ impl Work {
 }
 
 impl WorkState {
+    /// Whether a thread that goes away to write leaves work, or the clock, to one that sleeps.
+    fn leaves_something(&self) -> bool {
+        let unwatched = !self.ticks.is_empty() && self.watched.is_none();
+        self.sleepers > 0 && (unwatched || !self.ready.is_empty())
+    }
+
     /// What is due by the clock comes first: a flood of other work must not hold it up.
     fn next_job(&mut self, clock: &dyn Clock) -> Option<Job> {
         while let Some(first) = self.ticks.first_entry() {

@@ -41,8 +41,9 @@ impl<'a> Lead<'a> {
     fn step_down(self, mut state: MutexGuard<'_, State>) {
         state.leading = false;
         self.0.enqueue(&mut state);
-        drop(state);
-        self.0.led.notify_all();
+        if state.successors > 0 {
+            self.0.led.notify_all();
+        }
     }
 }
 
@@ -52,7 +53,6 @@ impl Drop for Lead<'_> {
             let mut state = self.0.lock();
             state.leading = false;
             self.0.stop(&mut state, Error::new(ErrorKind::Poisoned, PANICKED));
-            drop(state);
             self.0.led.notify_all();
         }
     }
@@ -395,9 +395,11 @@ impl OwnerLog {
         state.closed = true;
         let last = state.appended;
         Goal::Synced.demand(&mut state, last);
+        state.successors += 1;
         while state.leading {
             state = self.led.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.successors -= 1;
         lead = Lead::take(self, &mut state);
         while state.failed.is_none() && state.synced < last {
             state = self.round(state);
