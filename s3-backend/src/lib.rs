@@ -13,7 +13,7 @@
 //!   adapts to the store.
 //! - Reads are exact or fail; listings are complete or fail.
 //!
-//! Before a store is trusted, [`probe`] checks that it keeps its side.
+//! Before a store is trusted, [`probe()`] checks that it keeps its side.
 //!
 //! # Reading order
 //!
@@ -73,7 +73,7 @@ impl Default for Options {
 ///
 /// # Errors
 /// Only what no waiting can mend, and a directory that cannot be opened. Whether the store answers,
-/// and is honest, is for [`probe`] to find out.
+/// and is honest, is for [`probe()`] to find out.
 pub async fn open(url: &StoreUrl, options: Options) -> Result<Store, Error> {
     let driver: Arc<dyn ObjectStore> = match url {
         StoreUrl::File(path) => Arc::new(DirectoryStore::open(path).await?),

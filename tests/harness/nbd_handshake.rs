@@ -1,7 +1,7 @@
 //! The haggling of an NBD connection, option by option, with every lie a client can tell.
 //!
 //! Big-endian throughout, encoded here and not by the server's codec. [`Handshake`] leads to a
-//! [`Client`](crate::nbd_client::Client) once both sides agree on an export.
+//! [`Client`] once both sides agree on an export.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

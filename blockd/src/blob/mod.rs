@@ -6,8 +6,8 @@
 //! └───────┴───────┴─────┴───────┴────────┴─────────┘
 //! ```
 //!
-//! A [`frame`] is what one ranged read fetches: at most [`FRAME_BLOCKS_MAX`] blocks, compressed where
-//! that pays, with all it takes to know that they are the right ones. The [`footer`] lists every
+//! A `frame` is what one ranged read fetches: at most [`FRAME_BLOCKS_MAX`] blocks, compressed where
+//! that pays, with all it takes to know that they are the right ones. The `footer` lists every
 //! extent of the blob, with the LSN of its data, so that a blob alone is enough to rebuild its part of
 //! the map. The trailer has a fixed size and says where the footer is.
 //!
