@@ -178,7 +178,7 @@ fn delete_asks_for_a_word_and_frees_the_name() {
     let (_store, daemon) = host();
     let export = daemon.create_attached("disk", "64M");
     let mut guest = export.connect();
-    guest.write(0, &[1; 1 << 20]).unwrap();
+    guest.write(0, &vec![1; 1 << 20]).unwrap();
     daemon.drain("disk");
     let _attached = daemon.cli(&["delete", "disk", "--yes", "--json"]).refused(4, "disk_busy");
     guest.disconnect();
@@ -191,7 +191,7 @@ fn delete_asks_for_a_word_and_frees_the_name() {
         daemon.cli(&["create", "disk", "--size", "64M"]).code == 0
     });
     let mut guest = daemon.attach("disk").connect();
-    assert!(guest.read(0, 1 << 20).unwrap() == [0; 1 << 20], "bytes of a deleted disk");
+    assert!(guest.read(0, 1 << 20).unwrap() == vec![0; 1 << 20], "bytes of a deleted disk");
     daemon.finish();
 }
 
@@ -250,7 +250,7 @@ fn resize_grows_online_and_never_shrinks() {
     let _grown = daemon.cli(&["resize", "disk", "128M"]).ok();
     let mut new = export.connect();
     assert_eq!(new.info.size, 128 << 20);
-    assert!(new.read(64 << 20, 1 << 20).unwrap() == [0; 1 << 20], "grown space is zero");
+    assert!(new.read(64 << 20, 1 << 20).unwrap() == vec![0; 1 << 20], "grown space is zero");
     new.write((128 << 20) - 4096, &[2; 4096]).unwrap();
     let _shrunk = daemon.cli(&["resize", "disk", "64M", "--json"]).exits(2);
     daemon.kill9();
@@ -267,7 +267,7 @@ fn resize_grows_online_and_never_shrinks() {
 fn flush_and_drain_return_when_it_is_done() {
     let (store, daemon) = host();
     let mut guest = daemon.create_attached("disk", "64M").connect();
-    guest.write(0, &[1; 1 << 20]).unwrap();
+    guest.write(0, &vec![1; 1 << 20]).unwrap();
     let flushed = daemon.cli(&["flush", "disk", "--json"]).ok().json();
     let drained = daemon.cli(&["drain", "disk", "--json"]).ok().json();
     let lsn = |value: &serde_json::Value| value.as_u64().expect("a position");
@@ -277,7 +277,7 @@ fn flush_and_drain_return_when_it_is_done() {
     let reader = Daemon::start(store.settings());
     let words = ["attach", "disk", "--access", "read"];
     let mut other = Export::from_uri(reader.cli(&words).ok().line()).connect();
-    assert!(other.read(0, 1 << 20).unwrap() == [1; 1 << 20], "what is drained is not readable");
+    assert!(other.read(0, 1 << 20).unwrap() == vec![1; 1 << 20], "what is drained is not readable");
     reader.finish();
     daemon.finish();
 }
@@ -300,7 +300,7 @@ fn a_store_inside_the_state_directory_is_worth_a_warning() {
 fn status_show_usage_and_check_tell_what_is_there() {
     let (_store, daemon) = host();
     let mut guest = daemon.create_attached("disk", "64M").connect();
-    guest.write(0, &[1; 1 << 20]).unwrap();
+    guest.write(0, &vec![1; 1 << 20]).unwrap();
     let status = daemon.cli(&["status", "--json"]).ok().json();
     assert_eq!(status["pid"], daemon.pid(), "{status}");
     assert_eq!(status["disks"][0]["name"], "disk", "{status}");

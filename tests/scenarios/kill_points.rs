@@ -49,13 +49,16 @@ fn a_kill_at_every_point_of_the_drain_loses_nothing() {
         let mut guest = export.connect();
         let byte = |at: u64| u8::try_from(at + 1).unwrap();
         let mut acked = 0;
-        while acked < 48 && guest.write(acked << 20, &[byte(acked); 1 << 20]).is_ok() {
+        while acked < 48 && guest.write(acked << 20, &vec![byte(acked); 1 << 20]).is_ok() {
             acked += 1;
         }
         revive(&mut daemon, &settings, point);
         let mut guest = export.connect_when_served();
         for at in 0..acked {
-            assert!(guest.read(at << 20, 1 << 20).unwrap() == [byte(at); 1 << 20], "{point}: {at}");
+            assert!(
+                guest.read(at << 20, 1 << 20).unwrap() == vec![byte(at); 1 << 20],
+                "{point}: {at}"
+            );
         }
         guest.disconnect();
         daemon.drain("disk");
@@ -105,7 +108,7 @@ fn a_kill_at_every_point_of_a_command_leaves_it_to_be_sent_again() {
         daemon.log().expect("failpoints are armed");
         daemon.create("other", "64M");
         let export = daemon.create_attached("disk", "64M");
-        export.connect().write(0, &[7; 1 << 20]).unwrap();
+        export.connect().write(0, &vec![7; 1 << 20]).unwrap();
         rearm(&mut daemon, &settings, point);
         export.connect_when_served().disconnect();
         wait::until_true(&format!("{point} ends the daemon"), LIMIT, || {
@@ -119,12 +122,12 @@ fn a_kill_at_every_point_of_a_command_leaves_it_to_be_sent_again() {
         });
         report::say(&format!("{point}: then exit {}: {}", answer.code, answer.stderr.trim()));
         let mut guest = daemon.attach("disk").connect();
-        assert!(guest.read(0, 1 << 20).unwrap() == [7; 1 << 20], "{point}");
+        assert!(guest.read(0, 1 << 20).unwrap() == vec![7; 1 << 20], "{point}");
         guest.disconnect();
         if command.contains(&"snap") {
             let _forked = daemon.cli(&["fork", "disk@snap", "fork"]).ok();
             let mut fork = daemon.attach("fork").connect();
-            assert!(fork.read(0, 1 << 20).unwrap() == [7; 1 << 20], "{point}: the snapshot");
+            assert!(fork.read(0, 1 << 20).unwrap() == vec![7; 1 << 20], "{point}: the snapshot");
         }
         if command[0] == "delete" {
             wait::until_true("the deleted disk is gone", LIMIT, || {
@@ -147,7 +150,7 @@ fn a_panic_in_a_drain_stops_that_disk_for_all_to_see_and_no_other() {
     let (victim, witness) =
         (daemon.create_attached("victim", "64M"), daemon.create_attached("witness", "64M"));
     let (mut guest, mut other) = (victim.connect(), witness.connect());
-    guest.write(0, &[1; 1 << 20]).unwrap();
+    guest.write(0, &vec![1; 1 << 20]).unwrap();
     let _failed = daemon.cli(&["drain", "victim"]).exits(1);
     assert_eq!(daemon.show("victim")["state"], "stopped");
     assert!(guest.write(0, &[2; 4096]).is_err(), "a stopped disk acknowledges");
@@ -157,7 +160,7 @@ fn a_panic_in_a_drain_stops_that_disk_for_all_to_see_and_no_other() {
     daemon.reconfigure(|_| settings);
     daemon.launch();
     let mut guest = victim.connect_when_served();
-    assert!(guest.read(0, 1 << 20).unwrap() == [1; 1 << 20], "what was acknowledged is there");
+    assert!(guest.read(0, 1 << 20).unwrap() == vec![1; 1 << 20], "what was acknowledged is there");
     daemon.drain("victim");
     daemon.finish();
 }

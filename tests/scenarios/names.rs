@@ -103,13 +103,13 @@ fn a_store_that_went_back_in_time_is_noticed() {
     let mut daemon = Daemon::start(store.settings());
     let export = daemon.create_attached("disk", "64M");
     let mut guest = export.connect();
-    guest.write(0, &[1; 1 << 20]).unwrap();
+    guest.write(0, &vec![1; 1 << 20]).unwrap();
     daemon.drain("disk");
     let backup = tempfile::tempdir().unwrap();
     tools::copy_folder(store.folder(), &backup.path().join("store"));
     // Enough that segments of the log are released behind the drain.
     for mib in 0..60 {
-        guest.write(mib << 20, &[2; 1 << 20]).unwrap();
+        guest.write(mib << 20, &vec![2; 1 << 20]).unwrap();
     }
     daemon.drain("disk");
     guest.write(1 << 20, &[3; 4096]).unwrap();

@@ -256,7 +256,7 @@ fn a_read_only_export_refuses_every_change() {
 fn zeroes_with_every_flag_are_zeros() {
     let (_store, mut daemon, export) = serve("64M");
     let mut client = export.connect();
-    client.write(0, &[8; 1 << 20]).unwrap();
+    client.write(0, &vec![8; 1 << 20]).unwrap();
     let kinds = [0, NO_HOLE, FUA, NO_HOLE | FUA, FAST_ZERO, FAST_ZERO | NO_HOLE];
     let mut expected = vec![8; 1 << 20];
     for (index, flags) in kinds.into_iter().enumerate() {
@@ -283,7 +283,7 @@ fn zeroes_with_every_flag_are_zeros() {
 #[test]
 fn a_write_whose_payload_breaks_off_changes_nothing() {
     let (_store, daemon, export) = serve("64M");
-    export.connect().write(0, &[6; 1 << 20]).unwrap();
+    export.connect().write(0, &vec![6; 1 << 20]).unwrap();
     let before = daemon.open_files();
     for sent in [0, 1, 4096, 300 << 10, (1 << 20) - 1] {
         let mut client = export.connect();
@@ -296,7 +296,7 @@ fn a_write_whose_payload_breaks_off_changes_nothing() {
         client.stream().write_all(&[0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1, 0, 0]).unwrap();
     }
     wait::until_true("connections are closed", LIMIT, || daemon.open_files() <= before + 1);
-    assert!(export.connect().read(0, 1 << 20).unwrap() == [6; 1 << 20], "the old bytes stay");
+    assert!(export.connect().read(0, 1 << 20).unwrap() == vec![6; 1 << 20], "the old bytes stay");
     daemon.finish();
 }
 

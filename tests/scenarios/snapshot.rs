@@ -222,7 +222,7 @@ fn a_fork_costs_a_handful_of_requests_and_reads_no_deeper_with_depth() {
     let proxy = Proxy::start(server.endpoint());
     let daemon = Daemon::start(proxied(&proxy));
     let mut guest = daemon.create_attached("g0", "1G").connect();
-    guest.write(0, &[5; 1 << 20]).unwrap();
+    guest.write(0, &vec![5; 1 << 20]).unwrap();
     guest.disconnect();
     let depth = 12;
     let mut costs = Vec::new();
