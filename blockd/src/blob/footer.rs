@@ -232,7 +232,7 @@ pub fn decode_footer(tail: &[u8], blob: &ObjectRef) -> Result<Footer> {
 }
 
 fn corrupt_tail(blob: &ObjectRef, why: &Malformed) -> Error {
-    Error::new(Kind::Corrupt, format!("blob {blob}: trailer: {why}"))
+    Error::new(Kind::Corrupt, format!("blob {}: trailer: {why}", blob.blob_key()))
         .with_detail("object", blob.blob_key().to_string())
 }
 

@@ -188,7 +188,7 @@ fn any_flipped_bit_in_a_frame_or_footer_is_an_error_that_names_the_blob() {
             decode_footer(&bytes[frames..], &blob.object).unwrap_err()
         };
         assert_eq!(error.kind(), Kind::Corrupt);
-        assert!(error.report().contains(&blob.object.to_string()), "{}", error.report());
+        assert!(error.report().contains(&blob.object.blob_key().to_string()), "{}", error.report());
     }
 }
 
