@@ -21,15 +21,15 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::time::Instant;
 
-use crate::counters::{Counters, Operation, count_of};
+use crate::counters::{Counters, Operation};
 use crate::dialect::Dialect;
 use crate::error::{Error, Kind};
 use crate::key::{ETag, ObjectKey, check_prefix};
-use crate::limit::Class;
+use crate::limit::{Class, Limiter};
 use crate::probe::probe;
-use crate::pursuit::{Pace, Pursuit};
-use crate::retry::{Health, RetryPolicy};
+use crate::retry::{Backoff, Health, HealthRecord, RetryPolicy, jitter};
 use crate::store::{
     Deletions, LIST_PAGE_MAX, ListEntry, ListPage, ListToken, Object, ObjectMeta, ObjectStore,
 };
@@ -49,14 +49,19 @@ pub struct Store {
 #[derive(Debug)]
 struct Shared {
     driver: Arc<dyn ObjectStore>,
-    pace: Pace,
+    limiter: Arc<Limiter>,
+    health: HealthRecord,
 }
 
 impl Store {
     /// A handle on `driver` that retries for ever, with at most `requests_max` requests at once.
     pub fn new(driver: Arc<dyn ObjectStore>, requests_max: usize) -> Self {
         Self {
-            shared: Arc::new(Shared { driver, pace: Pace::new(requests_max) }),
+            shared: Arc::new(Shared {
+                driver,
+                limiter: Limiter::new(requests_max),
+                health: HealthRecord::default(),
+            }),
             policy: RetryPolicy::Forever,
             class: None,
         }
@@ -77,12 +82,12 @@ impl Store {
 
     /// How the store has been answering.
     pub fn health(&self) -> Health {
-        self.shared.pace.health()
+        self.shared.health.snapshot(Instant::now())
     }
 
     /// How many requests may be under way at present.
     pub fn request_limit(&self) -> usize {
-        self.shared.pace.request_limit()
+        self.shared.limiter.limit()
     }
 
     /// The driver itself: one attempt per call, for the probe.
@@ -118,12 +123,21 @@ impl Store {
     }
 
     fn pursuit<'a>(&'a self, operation: Operation, target: &'a str) -> Pursuit<'a> {
-        let class = self.class.unwrap_or(match operation {
-            Operation::PutIfMatch | Operation::Get | Operation::Stat => Class::Meta,
-            Operation::PutNew | Operation::GetRange | Operation::List => Class::Data,
-            Operation::Delete => Class::Background,
-        });
-        Pursuit::new(&self.shared.pace, self.policy, class, operation, target)
+        Pursuit {
+            store: self,
+            operation,
+            target,
+            class: self.class.unwrap_or(match operation {
+                Operation::PutIfMatch | Operation::Get | Operation::Stat => Class::Meta,
+                Operation::PutNew | Operation::GetRange | Operation::List => Class::Data,
+                Operation::Delete => Class::Background,
+            }),
+            deadline: self.policy.deadline(Instant::now()),
+            backoff: Backoff::new(),
+            unclear: false,
+            is_last: false,
+            last_error: None,
+        }
     }
 
     /// Repeats a read until it is answered.
@@ -162,28 +176,40 @@ impl Store {
 
     /// Repeats a conditional write until it is known what became of it.
     async fn write(&self, write: Write<'_>) -> Result<ETag, Error> {
-        let is_small = write.body.len() <= SMALL_BYTES;
-        let class = self.class.or(is_small.then_some(Class::Meta));
-        let store = Self { class, ..self.clone() };
-        let mut pursuit = store.pursuit(write.operation(), write.key.as_str());
+        let mut pursuit = self.pursuit(write.operation(), write.key.as_str());
+        if self.class.is_none() && write.body.len() <= SMALL_BYTES {
+            pursuit.class = Class::Meta;
+        }
         loop {
             let error = match pursuit.attempt(write.send(self.driver())).await {
-                Err(error) if matches!(error.kind(), Kind::Invalid | Kind::Corrupt) => {
-                    return Err(error);
-                }
+                Ok(etag) => return Ok(etag),
                 Err(error) => error,
-                done => return done,
             };
-            if asks_for_a_look(&error) {
+            let look = match error.kind() {
+                Kind::Exists | Kind::Conflict | Kind::NotFound => true,
+                Kind::Ambiguous => !error.is_throttled(),
+                kind if kind.is_definite() => return Err(error),
+                _ => false,
+            };
+            let error = if look {
                 match pursuit.attempt(write.look(self.driver())).await {
                     Ok(Seen::Mine(etag)) => return Ok(etag),
-                    Ok(Seen::Lost(kind)) => return Err(write.lost(kind)),
-                    // Refused, though the object is as the condition wants it.
-                    Ok(Seen::Nothing) if error.kind() == Kind::Conflict => self.learn().await,
-                    Err(error) if error.kind().is_definite() => return Err(error),
-                    Ok(Seen::Nothing) | Err(_) => {}
+                    Ok(Seen::Lost(kind)) => {
+                        let text = format!("{} {}", write.operation().name(), write.key);
+                        return Err(Error::new(kind, text));
+                    }
+                    // A refusal that the object does not bear out is no answer.
+                    Ok(Seen::Nothing) => {
+                        if error.kind() == Kind::Conflict {
+                            self.learn().await;
+                        }
+                        error.into_kind(Kind::Unavailable)
+                    }
+                    Err(error) => error,
                 }
-            }
+            } else {
+                error
+            };
             pursuit.pause(error).await?;
         }
     }
@@ -305,15 +331,6 @@ struct Write<'a> {
     expected: Option<&'a ETag>,
 }
 
-/// Whether only the object itself can tell what an attempt came to.
-fn asks_for_a_look(error: &Error) -> bool {
-    match error.kind() {
-        Kind::Exists | Kind::Conflict | Kind::NotFound => true,
-        Kind::Ambiguous => !error.is_throttled(),
-        _ => false,
-    }
-}
-
 /// What is there where a write of ours may have landed.
 enum Seen {
     /// Our bytes.
@@ -330,10 +347,6 @@ impl Write<'_> {
             None => Operation::PutNew,
             Some(_) => Operation::PutIfMatch,
         }
-    }
-
-    fn lost(&self, kind: Kind) -> Error {
-        Error::new(kind, format!("{} {}", self.operation().name(), self.key))
     }
 
     async fn send(&self, driver: &dyn ObjectStore) -> Result<ETag, Error> {
@@ -356,7 +369,7 @@ impl Write<'_> {
     async fn look_at_object(&self, driver: &dyn ObjectStore) -> Result<Seen, Error> {
         if self.body.len() > SMALL_BYTES {
             let meta = driver.stat(self.key).await?;
-            if meta.size != count_of(self.body.len()) {
+            if meta.size != crate::counters::count_of(self.body.len()) {
                 return Ok(self.not_mine(&meta.etag));
             }
         }
@@ -373,6 +386,121 @@ impl Write<'_> {
             Some(expected) if expected == etag => Seen::Nothing,
             Some(_) => Seen::Lost(Kind::Conflict),
         }
+    }
+}
+
+/// The state of one call over its attempts.
+struct Pursuit<'a> {
+    store: &'a Store,
+    operation: Operation,
+    target: &'a str,
+    class: Class,
+    deadline: Option<Instant>,
+    backoff: Backoff,
+    /// An attempt of ours may have been applied, or may yet be.
+    unclear: bool,
+    /// The next attempt is the last.
+    is_last: bool,
+    /// Why the attempt before failed.
+    last_error: Option<Error>,
+}
+
+impl Pursuit<'_> {
+    /// Makes one attempt in its turn, and keeps the books.
+    async fn attempt<T>(
+        &mut self,
+        attempt: impl Future<Output = Result<T, Error>> + Send,
+    ) -> Result<T, Error> {
+        let result = self.turn(attempt).await;
+        self.note(result.as_ref().err());
+        result
+    }
+
+    /// Waits for a turn and makes one attempt, within the deadline.
+    async fn turn<T>(
+        &mut self,
+        attempt: impl Future<Output = Result<T, Error>> + Send,
+    ) -> Result<T, Error> {
+        let mut sent = false;
+        let turn = async {
+            let _permit = self.store.shared.limiter.acquire(self.class).await;
+            sent = true;
+            attempt.await
+        };
+        let Some(deadline) = self.deadline else { return turn.await };
+        match tokio::time::timeout_at(deadline, turn).await {
+            Ok(result) => result,
+            Err(_) => {
+                let (kind, what) = match sent {
+                    true => (Kind::Ambiguous, "no answer before the deadline"),
+                    false => (Kind::Unavailable, "no turn before the deadline"),
+                };
+                let error = Error::new(kind, self.describe(what));
+                // Why there were attempts before this one says more than that time is up.
+                Err(match self.last_error.take() {
+                    Some(last) => error.with_source(last),
+                    None => error,
+                })
+            }
+        }
+    }
+
+    /// Keeps the books after an attempt: what is unclear, the rate, the health.
+    fn note(&mut self, error: Option<&Error>) {
+        let shared = &self.store.shared;
+        let now = Instant::now();
+        match error {
+            Some(error) if !error.kind().is_definite() => {
+                self.unclear |= error.kind() == Kind::Ambiguous;
+                if error.is_throttled() || error.kind() == Kind::Ambiguous {
+                    shared.limiter.congested(now);
+                }
+                shared.health.failed(error, now);
+            }
+            _ => {
+                shared.limiter.succeeded();
+                if let Some((failing_for, failures)) = shared.health.answered(now) {
+                    tracing::info!(?failing_for, failures, "store answers again");
+                }
+            }
+        }
+    }
+
+    /// Waits before the next attempt, or ends the call with what is known.
+    async fn pause(&mut self, error: Error) -> Result<(), Error> {
+        let mut pause = self.backoff.next(jitter());
+        if let Some(deadline) = self.deadline {
+            let rest = deadline.saturating_duration_since(Instant::now());
+            // Who waits in person need not wait for a store that says it cannot.
+            if self.is_last || rest.is_zero() || error.kind() == Kind::Unsupported {
+                return Err(self.give_up(error));
+            }
+            if pause >= rest / 2 {
+                // One more attempt, with half of what is left for the answer.
+                pause = rest / 2;
+                self.is_last = true;
+            }
+        }
+        tracing::debug!(error = %error.chain(), ?pause, "{}", self.describe("will be retried"));
+        tokio::time::sleep(pause).await;
+        self.last_error = Some(error);
+        Ok(())
+    }
+
+    fn give_up(&self, error: Error) -> Error {
+        let is_write = matches!(self.operation, Operation::PutNew | Operation::PutIfMatch);
+        let kind = match error.kind() {
+            _ if is_write && self.unclear => Kind::Ambiguous,
+            // Whether a read or a deletion was applied is no question.
+            Kind::Ambiguous => Kind::Unavailable,
+            kind => kind,
+        };
+        let context = self.describe("gave up");
+        Error::new(kind, context).with_source(error)
+    }
+
+    fn describe(&self, what: &str) -> String {
+        format!("{} {}: {what}", self.operation.name(), self.target)
     }
 }
 

@@ -17,8 +17,8 @@
 //!
 //! # Reading order
 //!
-//! `store` has the trait, `handle` the retrying [`Store`] and how an unclear write is settled, `pursuit`,
-//! `retry` and `limit` its pace; `s3` and `directory` are the two drivers; `conformance` is what both must
+//! `store` has the trait, `handle` the retrying [`Store`] and how an unclear write is settled, `retry`
+//! and `limit` its pace; `s3` and `directory` are the two drivers; `conformance` is what both must
 //! pass, and whoever writes a third.
 
 #![forbid(unsafe_code)]
@@ -32,7 +32,6 @@ mod handle;
 mod key;
 mod limit;
 mod probe;
-mod pursuit;
 mod retry;
 mod s3;
 mod store;

@@ -99,6 +99,8 @@ pub(crate) struct Found {
     pub(crate) held: Holding,
     /// Why the header cannot be believed; then `held` is what the first frame says.
     pub(crate) broken: Option<String>,
+    /// Whether its whole header belongs to another file: no crash does that.
+    pub(crate) misplaced: bool,
 }
 
 /// What a file in the folder turned out to be.
@@ -133,20 +135,39 @@ pub(crate) fn inspect(storage: &dyn Storage, id: FileId, name: &str) -> Result<I
             };
             let broken = Some(format!("the header is that of segment {stated}"));
             let name = name.to_owned();
-            return Ok(Inspected::Held(Found { id, name, blocks: header.blocks, held, broken }));
+            return Ok(Inspected::Held(Found {
+                id,
+                name,
+                blocks: header.blocks,
+                held,
+                broken,
+                misplaced: true,
+            }));
         }
         Ok(SegmentHeader { held: None, .. }) => return Ok(Inspected::Free),
         Ok(SegmentHeader { held: Some(held), blocks, .. }) => {
             let name = name.to_owned();
-            return Ok(Inspected::Held(Found { id, name, blocks, held, broken: None }));
+            return Ok(Inspected::Held(Found {
+                id,
+                name,
+                blocks,
+                held,
+                broken: None,
+                misplaced: false,
+            }));
         }
         Err(flaw) => flaw.to_string(),
     };
     let mut window = Window::new(&*file, blocks, WINDOW_BLOCKS);
     attribute(&mut window, id).map_err(io).map(|found| match found {
-        Some((held, blocks)) => {
-            Inspected::Held(Found { id, name: name.to_owned(), blocks, held, broken: Some(broken) })
-        }
+        Some((held, blocks)) => Inspected::Held(Found {
+            id,
+            name: name.to_owned(),
+            blocks,
+            held,
+            broken: Some(broken),
+            misplaced: false,
+        }),
         None => Inspected::Unknown(broken),
     })
 }
@@ -231,6 +252,10 @@ pub(crate) fn scan(
                 pool.path_of(&twin.name).display(),
                 this.held.sequence
             );
+            return Err(Error::new(ErrorKind::Damaged, reason));
+        }
+        if let Some(broken) = this.broken.as_ref().filter(|_| this.misplaced) {
+            let reason = format!("log of owner {owner} is damaged: {broken} in {}", path.display());
             return Err(Error::new(ErrorKind::Damaged, reason));
         }
         let io = |e| Error::io(format!("read segment {}", path.display()), e);

@@ -3,11 +3,10 @@
 //! A request is ended by silence, not by the clock, so a slow link is slow and not stalled:
 //!
 //! - a connection is there within [`Limits::connect`];
-//! - while the body is sent, each piece must be taken within [`Limits::send`]. `TCP_NOTSENT_LOWAT`
-//!   keeps our kernel from swallowing the body whole, so what was taken is on its way or there;
-//! - when the body is out, the answer may take its time: four times that of the body, for some of it
-//!   may be held up on the way, and at least the [`Patience`] learned so far;
-//! - while the answer's body is received, each piece must come within [`Limits::receive`].
+//! - while the body is sent, each piece must be taken within [`Limits::stall`]. `TCP_NOTSENT_LOWAT` keeps
+//!   the kernel from swallowing the body whole, so what was taken is really on its way;
+//! - when the body is out, the answer may take its time, within the [`Patience`] learned so far;
+//! - while the answer's body is received, each piece must come within the same time.
 //!
 //! A request that is given up closes its connection, and idle ones are closed after [`IDLE_MAX`]: no
 //! dead connection stays in the pool to be tried after an outage.
@@ -42,11 +41,8 @@ use tower_service::Service;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) connect: Duration,
-    /// Between two pieces of a body that is sent. A peer that is slow to read, with megabytes in its
-    /// buffer, opens its window only now and then.
-    pub(super) send: Duration,
-    /// Between two pieces of a body that is received.
-    pub(super) receive: Duration,
+    /// Between two pieces of a body, either way.
+    pub(super) stall: Duration,
     /// For the answer to a small request, at first.
     pub(super) answer: Duration,
 }
@@ -55,8 +51,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(3),
-            send: Duration::from_secs(120),
-            receive: Duration::from_secs(30),
+            stall: Duration::from_secs(30),
             answer: Duration::from_secs(15),
         }
     }
@@ -64,10 +59,11 @@ impl Default for Limits {
 
 const IDLE_MAX: Duration = Duration::from_secs(20);
 
-/// How long a silent connection is left unprobed.
+/// How long data may stay unacknowledged, and how long a silent connection is left unprobed.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// What the kernel may hold unsent: at 4 KiB/s it is gone within a third of `Limits::send`.
+/// What the kernel may hold unsent: at 16 KiB/s it is gone within a third of the stall limit.
 const UNSENT_BYTES_MAX: u32 = 128 * 1024;
 
 /// The body goes to the connection in pieces of this size, each one a sign of life.
@@ -117,7 +113,7 @@ impl Http {
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(limits.connect));
-        tcp.set_tcp_user_timeout(Some(limits.send));
+        tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX));
         tcp.set_keepalive(Some(KEEPALIVE));
         tcp.set_keepalive_interval(Some(KEEPALIVE));
         tcp.set_keepalive_retries(Some(2));
@@ -144,8 +140,7 @@ impl Http {
     async fn send(self, request: HttpRequest) -> Result<HttpResponse, ConnectorError> {
         let request =
             request.try_into_http1x().map_err(|error| ConnectorError::user(error.into()))?;
-        let started = Instant::now();
-        let progress = Arc::new(Progress::new(started));
+        let progress = Arc::new(Progress::new());
         let mut patience = &self.small;
         let request = request.map(|body| {
             let upload = Upload::new(body, Arc::clone(&progress));
@@ -158,8 +153,8 @@ impl Http {
         let answer = loop {
             let (since, phase) = progress.get();
             let silence = match phase {
-                Phase::Sending => self.limits.send,
-                Phase::Waiting => patience.get().max(since.duration_since(started) * 4),
+                Phase::Sending => self.limits.stall,
+                Phase::Waiting => patience.get(),
             };
             match tokio::time::timeout_at(since + silence, &mut answer).await {
                 Ok(answer) => break answer,
@@ -179,7 +174,7 @@ impl Http {
         })?;
         patience.answered(progress.get().0.elapsed());
         let answer =
-            answer.map(|body| SdkBody::from_body_1_x(Download::new(body, self.limits.receive)));
+            answer.map(|body| SdkBody::from_body_1_x(Download::new(body, self.limits.stall)));
         HttpResponse::try_from(answer).map_err(|error| ConnectorError::other(error.into(), None))
     }
 }
@@ -261,8 +256,8 @@ impl Phase {
 }
 
 impl Progress {
-    fn new(started: Instant) -> Self {
-        Self { state: Mutex::new((started, Phase::Sending)) }
+    fn new() -> Self {
+        Self { state: Mutex::new((Instant::now(), Phase::Sending)) }
     }
 
     fn moved(&self, phase: Phase) {

@@ -33,8 +33,9 @@ fn setup() -> Setup {
 
 /// What a hanging server costs is waited for in these tests.
 fn hasty() -> Setup {
-    let [connect, send, receive, answer] = [1000, 300, 300, 300].map(Duration::from_millis);
-    Setup { limits: Limits { connect, send, receive, answer }, ..setup() }
+    let (connect, stall, answer) = (1000, 300, 300);
+    let [connect, stall, answer] = [connect, stall, answer].map(Duration::from_millis);
+    Setup { limits: Limits { connect, stall, answer }, ..setup() }
 }
 
 async fn open(url: &str, setup: Setup) -> Store {
