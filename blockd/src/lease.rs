@@ -27,7 +27,7 @@ use crate::ids::{
     DiskId, DiskName, Epoch, HostId, Nonce, SnapshotId, SnapshotName, head_key, heartbeat_key,
 };
 use crate::objects::{HeadHandle, Tagged};
-use crate::{clock, local_file, objects};
+use crate::{clock, failpoint, local_file, objects};
 
 /// How a disk is offered to clients: kept over restarts of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -300,6 +300,7 @@ async fn take(
         offer: offer.clone(),
     };
     files.store_attachment(&attachment)?;
+    failpoint::pass("attach-after-intent").await;
     let key = head_key(next.disk);
     let swapped = objects::replace(store, &key, &next, &head.etag).await;
     let etag = match swapped {
