@@ -251,6 +251,20 @@ impl Head {
         next
     }
 
+    /// Whether `host` wrote this head, with one of these boot nonces, under `epoch`.
+    ///
+    /// Only the holder of an epoch can have released it at that epoch: a release of its own that
+    /// landed late leaves no holder, and the lease is taken again by its next swap.
+    #[must_use]
+    pub fn is_of(&self, host: HostId, epoch: Epoch, boots: &[Nonce]) -> bool {
+        self.epoch == epoch
+            && self.state == DiskState::Live
+            && self
+                .holder
+                .as_ref()
+                .is_none_or(|holder| holder.host == host && boots.contains(&holder.boot))
+    }
+
     /// The state of this head as a snapshot, published by the swap that makes `self`.
     #[must_use]
     pub fn snapshot(

@@ -27,7 +27,7 @@ use crate::ids::{
     DiskId, DiskName, Epoch, HostId, Nonce, SnapshotId, SnapshotName, head_key, heartbeat_key,
 };
 use crate::objects::{HeadHandle, Tagged};
-use crate::{clock, failpoint, local_file, objects};
+use crate::{clock, failpoint, local_file, objects, registry};
 
 /// How a disk is offered to clients: kept over restarts of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -237,8 +237,7 @@ pub async fn acquire(
     offer: &Offer,
 ) -> Result<HeadHandle> {
     if head.value.state != DiskState::Live {
-        return Err(Error::new(Kind::NotFound, format!("disk {name} is being deleted"))
-            .with_fix(format!("finish it with `blockd delete {name} --yes`")));
+        return Err(registry::deleting(name));
     }
     assert!(head.value.holder.is_none(), "a held disk is taken over, not acquired");
     take(store, host, files, name, head, offer, |_| ()).await
@@ -327,15 +326,7 @@ async fn take(
 /// Whether a head is the one that an attachment of this host describes.
 #[must_use]
 pub fn is_ours(head: &Head, attachment: &Attachment, host: HostId) -> bool {
-    // Only the holder of an epoch can have released it at that epoch: a release of ours that landed
-    // late leaves no holder, and the lease is taken again by the next swap.
-    attachment.host == host
-        && head.epoch == attachment.epoch
-        && head.state == DiskState::Live
-        && head
-            .holder
-            .as_ref()
-            .is_none_or(|holder| holder.host == host && attachment.boots.contains(&holder.boot))
+    attachment.host == host && head.is_of(host, attachment.epoch, &attachment.boots)
 }
 
 /// The attachment that a head of ours implies, where the file that recorded it is damaged or gone: the

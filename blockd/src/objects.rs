@@ -9,7 +9,7 @@ use s3_backend::{ETag, Kind as StoreKind, ObjectKey, ObjectStore, Store};
 
 use crate::document::{self, Document};
 use crate::error::{Error, Kind, Result};
-use crate::head::{DiskState, Head};
+use crate::head::Head;
 use crate::ids::{DiskId, Epoch, HostId, Nonce, head_key};
 
 /// A document together with the tag that its next version must match.
@@ -178,13 +178,7 @@ impl HeadHandle {
     }
 
     fn judge(&self, found: Tagged<Head>) -> Refused {
-        // Without a holder at our epoch it is a release of ours: nobody else could have written it.
-        let ours =
-            found.value.epoch == self.epoch()
-                && found.value.state == DiskState::Live
-                && found.value.holder.as_ref().is_none_or(|holder| {
-                    holder.host == self.host && self.boots.contains(&holder.boot)
-                });
+        let ours = found.value.is_of(self.host, self.epoch(), &self.boots);
         if ours {
             return Refused::OursLate(Box::new(found));
         }
